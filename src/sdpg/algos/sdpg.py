@@ -1,0 +1,388 @@
+"""Stochastic Decoupled Policy Gradient (You, Liu et al., 2026): Algorithm 1 and its options.
+
+Each of N nominal worlds follows the policy's mean; its M branches follow the same actions plus noise. The difference of
+their returns, times the noise, points where the action should have gone (`ascent_direction`, equations 1 and 9); the
+policy is regressed onto it (equation 3). The policy never sees an auxiliary, so only N worlds are rendered.
+
+docs/algorithm.md puts every equation beside the function that computes it and numbers the deviations.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer
+from sdpg.rng import RowRng
+from sdpg.types import Metrics, Obs, Rollout
+
+
+@dataclass(frozen=True)
+class SdpgCfg:
+    """The paper's symbols are in brackets."""
+
+    horizon: int = 32
+    """Steps of a segment [H]."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 0.95
+    """TD(lambda) coefficient of the critic's target and, with the eligibility trace, of the actor's return."""
+    causal: bool = True
+    """Return-to-go for the actor; off: one return per stretch between restarts."""
+    eligibility_trace: bool = True
+    """TD(lambda) in the actor's return; off: bootstrap at the end of the segment only."""
+    denominator: Literal["sigma", "delta", "none"] = "sigma"
+    """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
+    antithetic: bool = False
+    """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
+
+    exploration: Exploration = "shared"
+    """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
+    initial_std: float = 1.0
+    """Exploration std at the start; its value for good when fixed."""
+    mean_bound: float | None = 2.0
+    """The pre-tanh action is clipped to +- this."""
+    log_std_bounds: tuple[float, float] | None = (-5.0, 2.0)
+    """Range of the log-std."""
+
+    entropy: bool = False
+    """Entropy regularisation of the actor."""
+    auto_temperature: bool = False
+    """Tune the temperature towards target_std."""
+    temperature: float = 0.01
+    """Initial (or constant) temperature [alpha]."""
+    target_std: float = 0.15
+    """Exploration std that the temperature aims at."""
+    soft_critic: bool = False
+    """Entropy in the rewards that returns are made of."""
+    temperature_lr: float = 1e-3
+
+    actor_widths: tuple[int, ...] = (128, 64, 32)
+    critic_widths: tuple[int, ...] = (64, 64)
+    output_gain: float = math.sqrt(2)
+    """Gain of the orthogonal initialisation of the policy's mean."""
+    actor_lr: float = 2e-3
+    actor_schedule: Literal["cosine", "constant"] = "cosine"
+    """Cosine from actor_lr to actor_lr_min after a linear warm-up."""
+    actor_lr_min: float = 1e-5
+    warmup: int = 100
+    """Iterations of linear warm-up of the actor's learning rate."""
+    regression_steps: int = 1
+    """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
+    regression_fraction: float = 1.0
+    """Share of the batch that each of these steps draws at random."""
+    critic_lr: float = 2e-4
+    critic_schedule: Literal["linear", "constant"] = "linear"
+    """Linear: to a tenth over the run."""
+    critic_passes: int = 2
+    """Passes over the batch [K_c]."""
+    critic_batch: int = 4096
+    """Samples of a critic step [B]."""
+    target_decay: float = 0.01
+    """Share of the old target critic that is kept [rho]."""
+    max_grad_norm: float = 1.0
+    reward_scale: float = 1.0
+    schedule_iterations: int = 0
+    """Length of the learning-rate schedules; 0: the iterations of the run."""
+
+
+# --- the paper, as pure functions -------------------------------------------------------------------------------------
+
+
+def exploration_noise(seed: int, iteration: int, rows: Tensor, cfg: SdpgCfg, m: int, a: int) -> Tensor:
+    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; a row's draws depend on (seed, iteration, row) only."""
+    n = len(rows)
+    pairs = (m + 1) // 2 if cfg.antithetic else m
+    noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(cfg.horizon, pairs, a)  # (N, T, M or M/2, A)
+    if cfg.antithetic:
+        noise = torch.cat((noise, -noise), dim=2)[:, :, :m]
+    return torch.cat((noise.new_zeros(n, cfg.horizon, 1, a), noise), dim=2).transpose(0, 1).contiguous()
+
+
+def squash(action: Tensor, bound: float | None) -> Tensor:
+    """Pre-activation -> action in (-1, 1), alike in training and evaluation."""
+    return torch.tanh(action if bound is None else action.clamp(-bound, bound))
+
+
+def advantage(returns: Tensor, good: Tensor | None, normalize: bool) -> Tensor:
+    """Delta J = J^(n,j) - J^(n,0), divided by its std over the row's K branches if `normalize`: (T, N, K).
+
+    Branches that are not `good` (T, N, K) take no part; a row whose nominal is not good has no say at that time.
+    """
+    difference = returns - returns[..., :1]
+    if good is None:
+        return difference / (difference.std(-1, keepdim=True) + 1e-6) if normalize else difference
+    good = good & good[..., :1]
+    difference = torch.where(good, difference, 0.0)
+    if not normalize:
+        return difference
+    count = good.sum(-1, keepdim=True).clamp(min=2)
+    mean = difference.sum(-1, keepdim=True) / count
+    var = (torch.where(good, difference - mean, 0.0) ** 2).sum(-1, keepdim=True) / (count - 1)
+    return difference / (var.sqrt() + 1e-6)
+
+
+def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
+    """Where the mean and the log-std should go: 1/M sum_j w_j eps_j and 1/M sum_j w_j (eps_j^2 - 1) delta.
+
+    weight (T, N, K) return differences, 0 for the nominal; noise (T, N, K, A); std (T, N, A) -> (T, N, A) each.
+    """
+    m = weight.shape[-1] - 1
+    mean = torch.einsum("tnk,tnka->tna", weight, noise) / m
+    log_std = torch.einsum("tnk,tnka->tna", weight, noise.square() - 1.0) / m * std
+    if denominator == "delta":
+        mean, log_std = mean / std, log_std / std
+    return mean, log_std
+
+
+def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int) -> float:
+    """Linear warm-up, then half a cosine to the floor."""
+    warmup = min(warmup, total // 2)  # a short run still gets its whole schedule
+    if iteration < warmup:
+        return peak * (iteration + 1) / warmup
+    progress = min(1.0, (iteration - warmup) / max(1, total - warmup))
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+# --- the algorithm ----------------------------------------------------------------------------------------------------
+
+
+class Sdpg:
+    """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed."""
+
+    def __init__(self, cfg: SdpgCfg, env: BranchedEnv, sources: tuple[str, ...] = ("state",), seed: int = 0):
+        if env.num_branches < 2:
+            raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
+        self.cfg, self.sources, self.seed, self.iteration = cfg, sources, seed, 0
+        self.device = env.device
+        generator = torch.Generator().manual_seed(seed)
+        obs = env.observe()
+        sizes = {name: obs.sources[name].shape[-1] for name in sources}
+        self.normalizers = nn.ModuleDict({name: Normalizer(size) for name, size in sizes.items()})
+        if "state" not in self.normalizers:
+            self.normalizers["state"] = Normalizer(obs.state.shape[-1])
+        encoders = {name: (nn.Identity(), size) for name, size in sizes.items()}
+        self.actor = Actor(
+            encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
+            cfg.output_gain, generator,
+        )  # fmt: skip
+        self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature)))
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=cfg.actor_lr, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=cfg.critic_lr, fused=True)
+        self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=cfg.temperature_lr)
+
+    # -- acting
+
+    def _policy(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and log-std as the network gives them, before their bounds: (B, A) each."""
+        return self.actor({name: self.normalizers[name](sources[name]) for name in self.sources})
+
+    def _bounded(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+        if self.cfg.mean_bound is not None:
+            mean = mean.clamp(-self.cfg.mean_bound, self.cfg.mean_bound)
+        if self.cfg.log_std_bounds is not None:
+            log_std = log_std.clamp(*self.cfg.log_std_bounds)
+        return mean, log_std
+
+    @torch.no_grad()
+    def act(self, obs: Obs) -> Tensor:
+        """The deterministic action (N, A) in (-1, 1)."""
+        mean, _ = self._policy(obs.sources)
+        return squash(mean, self.cfg.mean_bound)
+
+    # -- one iteration
+
+    @torch.no_grad()
+    def collect(self, env: BranchedEnv) -> Rollout:
+        """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches."""
+        cfg, (n, k), a = self.cfg, env.grid, env.task.action_size
+        env.branch()
+        noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
+        steps: list[tuple[Tensor, ...]] = []
+        seen: list[Mapping[str, Tensor]] = []
+        for t in range(cfg.horizon):
+            obs = env.observe()
+            mean, log_std = self._bounded(*self._policy(obs.sources))  # (N, A)
+            action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
+            step = env.step(squash(action, cfg.mean_bound))
+            done = env.restart(step)
+            seen.append({name: obs.sources[name].clone() for name in self.sources})
+            steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
+        state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
+        done[-1] = True
+        next_value = self.target_critic(self.normalizers["state"](next_state))  # (T, N, K)
+        return Rollout(
+            state=state,
+            sources={name: torch.stack([view[name] for view in seen]) for name in self.sources},
+            mean=mean,
+            log_std=log_std,
+            noise=noise,
+            reward=reward * cfg.reward_scale,
+            next_value=torch.where(terminated, 0.0, next_value),
+            done=done,
+            failed=failed,
+        )
+
+    def update(self, rollout: Rollout, total_iterations: int) -> Metrics:
+        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""
+        total = self.cfg.schedule_iterations or total_iterations
+        # Its own generator per iteration: the state of all randomness is the iteration number.
+        generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
+        good = unspoiled(rollout.failed, rollout.done) if rollout.failed.any() else None
+        returns, target = self._returns(rollout)
+        metrics = self._update_actor(rollout, returns, good, total, generator)
+        metrics |= self._update_temperature(rollout)
+        metrics |= self._update_critic(rollout, target, good, total, generator)
+        self.normalizers["state"].update(rollout.state)
+        for name in self.sources:
+            if name != "state":
+                self.normalizers[name].update(rollout.sources[name])
+        self.iteration += 1
+        return metrics
+
+    def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """What the actor climbs and what the critic is taught: (T, N, K) each."""
+        cfg, reward = self.cfg, rollout.reward
+        if cfg.soft_critic:
+            excess = rollout.log_std.mean(-1) - math.log(cfg.target_std)  # (T, N)
+            reward = reward + self.log_temperature.exp().detach() * excess[..., None]
+        target = lambda_returns(reward, rollout.next_value, rollout.done, cfg.gamma, cfg.lam)
+        if not cfg.causal:
+            return segment_returns(reward, rollout.next_value, rollout.done, cfg.gamma), target
+        if not cfg.eligibility_trace:
+            return lambda_returns(reward, rollout.next_value, rollout.done, cfg.gamma, lam=1.0), target
+        return target, target
+
+    def _update_actor(
+        self, rollout: Rollout, returns: Tensor, good: Tensor | None, total: int, generator: torch.Generator
+    ) -> Metrics:
+        cfg = self.cfg
+        weight = advantage(returns, good, normalize=cfg.denominator == "sigma")
+        d_mean, d_log_std = ascent_direction(weight, rollout.noise, rollout.log_std.exp(), cfg.denominator)
+        mean, log_std = self._bounded(rollout.mean + d_mean, rollout.log_std + d_log_std)
+        mean, log_std = mean.flatten(0, 1), log_std.flatten(0, 1)  # (T N, A) targets
+        sources = {name: view.flatten(0, 1) for name, view in rollout.sources.items()}
+        lr = cfg.actor_lr
+        if cfg.actor_schedule == "cosine":
+            lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
+        samples, temperature = len(mean), float(self.log_temperature.exp()) if cfg.entropy else 0.0
+        losses, norms, skipped = [], [], 0
+        for _ in range(cfg.regression_steps):
+            pick: Any = slice(None)
+            if cfg.regression_fraction < 1.0:
+                pick = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
+            # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean beyond
+            # its bound is drawn back, where a clipped one would have no gradient.
+            predicted_mean, predicted_log_std = self._policy({name: view[pick] for name, view in sources.items()})
+            loss = F.mse_loss(predicted_mean, mean[pick])
+            if cfg.exploration != "fixed":
+                loss = loss + F.mse_loss(predicted_log_std, log_std[pick]) - temperature * predicted_log_std.mean()
+            norm = _apply(self.actor_optimizer, loss, lr, cfg.max_grad_norm)
+            skipped += not math.isfinite(norm)
+            losses.append(loss.item())
+            norms.append(norm)
+        std = rollout.log_std.exp()
+        return {
+            "Loss/actor": sum(losses) / len(losses),
+            "Loss/actor_grad_norm": sum(norms) / len(norms),
+            "Loss/actor_lr": lr,
+            "Loss/actor_skipped": float(skipped),
+            "Policy/mean_std": std.mean().item(),
+            "Policy/mean_abs": rollout.mean.abs().mean().item(),
+            "Policy/ascent": d_mean.square().mean().sqrt().item(),
+        }
+
+    def _update_temperature(self, rollout: Rollout) -> Metrics:
+        cfg = self.cfg
+        if cfg.auto_temperature and cfg.entropy:
+            excess = (rollout.log_std.exp() - cfg.target_std).mean()
+            _apply(self.temperature_optimizer, self.log_temperature.exp() * excess, cfg.temperature_lr, math.inf)
+        return {"Policy/temperature": self.log_temperature.exp().item()}
+
+    def _update_critic(
+        self, rollout: Rollout, target: Tensor, good: Tensor | None, total: int, generator: torch.Generator
+    ) -> Metrics:
+        cfg = self.cfg
+        state = self.normalizers["state"](rollout.state).flatten(0, 2)  # (T N K, D) normalised once
+        target = target.flatten()
+        if good is not None:
+            state, target = state[good.flatten()], target[good.flatten()]
+        lr = cfg.critic_lr
+        if cfg.critic_schedule == "linear":
+            lr *= 1.0 - 0.9 * min(1.0, self.iteration / max(1, total))
+        losses, norms, skipped = [], [], 0
+        for _ in range(cfg.critic_passes):
+            order = torch.randperm(len(target), generator=generator)
+            for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
+                loss = F.mse_loss(self.critic(x), y)
+                norm = _apply(self.critic_optimizer, loss, lr, cfg.max_grad_norm)
+                skipped += not math.isfinite(norm)
+                losses.append(loss.detach())
+                norms.append(norm)
+        for old, new in zip(self.target_critic.parameters(), self.critic.parameters(), strict=True):
+            old.lerp_(new.detach(), 1.0 - cfg.target_decay)
+        loss = torch.stack(losses).mean().item() if losses else float("nan")
+        variance = target.var().item() if len(target) > 1 else float("nan")
+        return {
+            "Loss/critic": loss,
+            "Loss/critic_explained": 1.0 - loss / max(variance, 1e-12),
+            "Loss/critic_lr": lr,
+            "Loss/critic_skipped": float(skipped),
+            "Train/mean_value": target.mean().item(),
+        }
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how training goes on: tensors and plain numbers, nested by name."""
+        modules = {"actor": self.actor, "critic": self.critic, "target_critic": self.target_critic}
+        return {
+            "iteration": self.iteration,
+            "normalizers": self.normalizers.state_dict(),
+            "log_temperature": self.log_temperature.detach(),
+            **{name: module.state_dict() for name, module in modules.items()},
+            **{name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iteration = int(state["iteration"])
+        self.normalizers.load_state_dict(state["normalizers"])
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        self.target_critic.load_state_dict(state["target_critic"])
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        for name, optimizer in self._optimizers().items():
+            moments = {int(index): dict(values) for index, values in state.get(name, {}).items()}
+            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
+
+
+def _apply(optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, max_norm: float) -> float:
+    """One clipped step; its gradient norm. A gradient that is not finite is left out: no step."""
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm).item()
+    if math.isfinite(norm):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+    return norm

@@ -1,0 +1,37 @@
+"""The one place that puts a task, an engine and an environment together."""
+
+from __future__ import annotations
+
+import os
+
+import mujoco
+
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.sim.cpu import CpuSim
+from sdpg.tasks.base import Task, make_task
+
+
+def compile_scene(task: Task) -> mujoco.MjModel:
+    spec = task.scene()
+    spec.option.timestep = task.timestep
+    return spec.compile()
+
+
+def default_threads() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_env(
+    task: Task | str, num_nominal: int, num_auxiliary: int = 0, seed: int = 0, threads: int = 0
+) -> BranchedEnv:
+    """N = num_nominal rows of K = 1 + num_auxiliary branches; threads = 0 takes every core."""
+    if num_nominal < 1:
+        raise SdpgError(f"num-nominal is {num_nominal}; give at least 1")
+    if num_auxiliary < 0:
+        raise SdpgError(f"num-auxiliary is {num_auxiliary}; give at least 0 (1 to train with sdpg)")
+    task = make_task(task) if isinstance(task, str) else task
+    worlds = num_nominal * (1 + num_auxiliary)
+    sim = CpuSim(compile_scene(task), worlds, threads or default_threads(), task.reads)
+    return BranchedEnv(task, sim, num_nominal, seed)

@@ -1,0 +1,190 @@
+"""The N x K grid of worlds: nominal worlds (column 0), each with its M auxiliary branches (columns 1..M).
+
+Ordinary reinforcement learning is K = 1. Nothing here names a task, an engine or an algorithm.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sdpg.errors import SdpgError
+from sdpg.rng import RowRng
+from sdpg.sim.api import Simulator
+from sdpg.tasks.base import Task
+from sdpg.types import Memory, Obs, Physics, Step
+
+WINDOW = 100  # finished nominal episodes that the running averages look back on
+
+
+class BranchedEnv:
+    """Owns one simulator, one task, the task's memory and the clock; all tensors are (N, K, ...).
+
+    The reset rules of the paper ("Rollout and update procedure"): `branch` copies every nominal to its auxiliaries;
+    `restart` starts a finished nominal anew and branches its row again, and copies a finished auxiliary from its
+    nominal as it is now.
+    """
+
+    def __init__(self, task: Task, sim: Simulator, num_nominal: int, seed: int = 0, first_row: int = 0):
+        self.task, self.sim = task, sim
+        self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
+        self.device = sim.device
+        self._worlds = torch.arange(sim.num_worlds, device=self.device).view(self.grid)  # (N, K) flat ids, only here
+        rows = first_row + torch.arange(num_nominal, device=self.device)
+        self.rows = rows  # (N,) global: what a row draws does not depend on how rows are spread over processes
+        self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
+        self._memory: Memory = {}
+        self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
+        self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
+        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.episodes = 0  # nominal episodes finished so far
+        self._begin(torch.arange(num_nominal, device=self.device))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.num_nominal, self.num_branches
+
+    @property
+    def clock(self) -> Tensor:
+        """(N,) control steps into the episode."""
+        return self._clock
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
+
+    def physics(self) -> Physics:
+        """The simulator's live fields seen as (N, K, ...)."""
+        fields = {name: x.view(*self.grid, *x.shape[1:]) for name, x in self.sim.fields.items()}
+        return Physics(fields.pop("qpos"), fields.pop("qvel"), fields)
+
+    def observe(self) -> Obs:
+        """What can be seen now; calling it twice changes nothing."""
+        views = self.task.observe(self.physics(), self._memory)
+        return Obs(state=views["state"], sources={name: view[:, 0] for name, view in views.items()})
+
+    def branch(self) -> None:
+        """Column 0 -> columns 1..M, all rows."""
+        self._branch(torch.arange(self.num_nominal, device=self.device))
+
+    def step(self, action: Tensor) -> Step:
+        """(N, K, A) in [-1, 1]. Rewards and terminations are of the state after the step and of the action."""
+        task, memory = self.task, self._memory
+        ctrl = task.control(self.physics(), memory, action)  # (N, K, nu)
+        failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
+        self._clock += 1
+        x = self.physics()
+        self.terms = task.reward(x, memory, action)  # kept for the logs
+        reward = sum(self.terms.values())
+        terminated = task.terminated(x, memory)
+        self._memory = task.advance(x, memory, action, self._step_rng)
+        state = task.observe(x, self._memory)["state"]
+        # A sum is non-finite if any of its numbers is: cheap reductions in place of a test of each number.
+        failed = failed | ~torch.isfinite(reward + state.sum(-1) + x.qpos.sum(-1) + x.qvel.sum(-1))
+        if failed.any():
+            reward = torch.where(failed, 0.0, reward)
+            state = torch.where(failed[..., None], 0.0, state)
+            terminated = terminated | failed
+        self._episode_return += reward[:, 0]
+        truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
+        return Step(reward, terminated, truncated & ~terminated, failed, state)
+
+    def restart(self, step: Step) -> Tensor:
+        """Mend what ended. (N, K) bool: the branches whose trajectory was cut here."""
+        done = step.terminated | step.truncated
+        if not done.any():
+            return done
+        row_done = done[:, 0]  # (N,) a finished nominal takes its whole row along
+        copied = done & ~row_done[:, None]
+        if copied.any():
+            dst = self._worlds[copied]
+            row = copied.nonzero()[:, 0]
+            self.sim.copy(self._worlds[row, 0], dst)
+            self._memory = {name: _masked_copy(values, copied) for name, values in self._memory.items()}
+        if row_done.any():
+            rows = row_done.nonzero()[:, 0]
+            self._finish(rows)
+            self._begin(rows)
+        return done | row_done[:, None]
+
+    def mean_episode(self) -> tuple[float, float]:
+        """Mean return and length of the last finished nominal episodes; NaN before the first."""
+        if not self._finished:
+            return float("nan"), float("nan")
+        returns, lengths = zip(*self._finished, strict=True)
+        return sum(returns) / len(returns), sum(lengths) / len(lengths)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that decides how the environment goes on."""
+        finished = torch.tensor(list(self._finished), dtype=torch.float64).view(-1, 2)
+        mine = {
+            "clock": self._clock.clone(),
+            "episode_return": self._episode_return.clone(),
+            "start_rng": self._start_rng.counter.clone(),
+            "step_rng": self._step_rng.counter.clone(),
+            "finished": finished,
+            "episodes": torch.tensor(self.episodes),
+        }
+        memory = {f"memory.{name}": values.contiguous() for name, values in self._memory.items()}
+        return mine | memory | {f"sim.{name}": values for name, values in self.sim.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._clock.copy_(state["clock"])
+        self._episode_return.copy_(state["episode_return"])
+        self._start_rng.counter.copy_(state["start_rng"])
+        self._step_rng.counter.copy_(state["step_rng"])
+        self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
+        self.episodes = int(state["episodes"])
+        self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
+        self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
+
+    def _begin(self, rows: Tensor) -> None:
+        """Fresh episodes in `rows` (n,), every branch of them."""
+        start = self.task.start(self._start_rng.select(rows), len(rows))
+        for name, values in {"qpos": start.qpos, "qvel": start.qvel, **start.params, **start.memory}.items():
+            if values.shape[0] != len(rows):
+                raise SdpgError(
+                    f"start() of {type(self.task).__name__} drew '{name}' with leading size {values.shape[0]} "
+                    f"for {len(rows)} rows; draw one value per row: branches share it"
+                )
+        nominal = self._worlds[rows, 0]
+        if start.params:
+            self.sim.set_params(nominal, start.params)
+        self.sim.write(nominal, start.qpos, start.qvel)
+        if not self._memory:
+            self._memory = {
+                name: torch.zeros(*self.grid, *values.shape[1:], dtype=values.dtype, device=self.device)
+                for name, values in start.memory.items()
+            }
+        memory = {name: values.clone() for name, values in self._memory.items()}
+        for name, values in start.memory.items():
+            memory[name][rows, 0] = values
+        self._memory = memory
+        self._clock[rows] = 0
+        self._episode_return[rows] = 0.0
+        self._branch(rows)
+
+    def _branch(self, rows: Tensor) -> None:
+        if self.num_branches == 1:
+            return
+        dst = self._worlds[rows, 1:]  # (n, M)
+        src = self._worlds[rows, :1].expand_as(dst)
+        self.sim.copy(src.flatten(), dst.flatten())
+        memory = {name: values.clone() for name, values in self._memory.items()}
+        for values in memory.values():
+            values[rows, 1:] = values[rows, :1]
+        self._memory = memory
+
+    def _finish(self, rows: Tensor) -> None:
+        pairs = zip(self._episode_return[rows].tolist(), self._clock[rows].tolist(), strict=True)
+        self._finished.extend(pairs)
+        self.episodes += len(rows)
+
+
+def _masked_copy(values: Tensor, copied: Tensor) -> Tensor:
+    """`values` (N, K, ...) with the branches marked in `copied` (N, K) set to their row's nominal, as a new tensor."""
+    mask = copied.view(*copied.shape, *(1,) * (values.dim() - 2))
+    return torch.where(mask, values[:, :1], values)

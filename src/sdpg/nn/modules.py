@@ -1,0 +1,110 @@
+"""Networks of the paper: encoders per source, MLP heads, a Gaussian policy, a value function, a running normaliser.
+
+Modules only, no losses. Every random number comes from the generator that is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Exploration = Literal["shared", "state", "fixed"]
+"""Log-std of the policy: one learned vector for all states, a function of the observation, or a constant."""
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = math.sqrt(2)) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def trunk(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    """Linear -> ELU -> LayerNorm for every width."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [linear(inputs, width, generator), nn.ELU(), nn.LayerNorm(width)]
+        inputs = width
+    return nn.Sequential(*layers)
+
+
+class Normalizer(nn.Module):
+    """Running mean and variance, merged batch by batch (Chan et al.); constant until `update` is called."""
+
+    def __init__(self, size: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.var + self.eps).rsqrt()
+        return torch.addcmul((-self.mean * scale).float(), x, scale.float())
+
+    def update(self, x: Tensor) -> None:
+        """x (..., D): every leading element is one sample."""
+        x = x.reshape(-1, x.shape[-1])
+        count = x.shape[0]
+        var, mean = torch.var_mean(x, dim=0, correction=0)  # float32 sums in a tree: exact enough, and fast
+        var, mean = var.double(), mean.double()
+        total = self.count + count
+        delta = mean - self.mean
+        merged = self.var * self.count + var * count + delta**2 * self.count * count / total
+        self.mean += delta * count / total
+        self.var.copy_(merged / total)
+        self.count.copy_(total)
+
+
+class Actor(nn.Module):
+    """Encoders per source, concatenated -> trunk -> mean and log-std of a Gaussian, both before their bounds."""
+
+    def __init__(
+        self,
+        encoders: Mapping[str, tuple[nn.Module, int]],  # source -> (module, features it yields)
+        widths: Sequence[int],
+        action_size: int,
+        exploration: Exploration,
+        initial_log_std: float,
+        output_gain: float,
+        generator: torch.Generator,
+    ):
+        super().__init__()
+        self.encoders = nn.ModuleDict({name: module for name, (module, _) in encoders.items()})
+        features = sum(size for _, size in encoders.values())
+        self.trunk = trunk(features, widths, generator)
+        last = widths[-1] if widths else features
+        self.mean = linear(last, action_size, generator, output_gain)
+        self.log_std_head: nn.Linear | None = None
+        if exploration == "state":
+            self.log_std_head = linear(last, action_size, generator, gain=0.01)
+            nn.init.constant_(self.log_std_head.bias, initial_log_std)
+        elif exploration == "shared":
+            self.log_std = nn.Parameter(torch.full((action_size,), initial_log_std))
+        else:
+            self.register_buffer("log_std", torch.full((action_size,), initial_log_std))
+
+    def forward(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """name -> (B, ...) to mean (B, A) and log-std (B, A)."""
+        features = torch.cat([encoder(sources[name]) for name, encoder in self.encoders.items()], dim=-1)
+        hidden = self.trunk(features)
+        mean = self.mean(hidden)
+        log_std = self.log_std.expand_as(mean) if self.log_std_head is None else self.log_std_head(hidden)
+        return mean, log_std
+
+
+class Critic(nn.Module):
+    """Value of the privileged state."""
+
+    def __init__(self, state_size: int, widths: Sequence[int], generator: torch.Generator):
+        super().__init__()
+        self.trunk = trunk(state_size, widths, generator)
+        self.value = linear(widths[-1] if widths else state_size, 1, generator)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(..., D) -> (...)"""
+        return self.value(self.trunk(state)).squeeze(-1)

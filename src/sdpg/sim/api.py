@@ -1,0 +1,61 @@
+"""The simulator's written contract. Flat worlds: it knows nothing of N, K, rewards or pixels.
+
+Promises, each with a test that quotes it (tests/contract):
+
+1. A world is its row: whatever can influence its future is in the integration state (solver warm start included) and in
+   its model parameters.
+2. `copy` makes dst indistinguishable from src: given equal controls, both go on bit-identically.
+3. Worlds do not influence each other: what happens in one, failure included, leaves the others untouched bit for bit.
+4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared.
+5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state now in the rows.
+6. A world that the engine refuses or warns about is reported by `step`, never raised; its next `write` or `copy` mends it.
+7. Nothing depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Simulator(Protocol):
+    num_worlds: int  # E
+    nq: int
+    nv: int
+    nu: int
+    device: torch.device
+    threads: int  # engine threads in use
+
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        """Live float32 tensors (E, ...): "qpos", "qvel" and the derived fields asked for at construction."""
+        ...
+
+    def step(self, ctrl: Tensor, substeps: int) -> Tensor:
+        """Advance every world by `substeps` with (E, nu) controls; (E,) bool: worlds that failed."""
+        ...
+
+    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        """Start `worlds` (n,) anew at qpos (n, nq), qvel (n, nv)."""
+        ...
+
+    def copy(self, src: Tensor, dst: Tensor) -> None:
+        """World dst[i] becomes world src[i]: the whole row, parameters and fields too. (n,), (n,)"""
+        ...
+
+    def set_params(self, worlds: Tensor, params: Mapping[str, Tensor]) -> None:
+        """Give `worlds` their own values (n, ...) of model fields; dependent constants follow."""
+        ...
+
+    def params(self, field: str) -> Tensor:
+        """Per-world values (E, ...) of a model field: a copy, to look at."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on exactly from here."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...

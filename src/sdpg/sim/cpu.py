@@ -1,0 +1,127 @@
+"""Physics on CPU cores: `mujoco.batch`, one integration-state row per world, stepped by a C thread pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch, SimulationError
+from torch import Tensor
+
+# Derived fields that need accelerations, hence a full forward pass after the step.
+_ACC_FIELDS = frozenset({"qacc", "qfrc_constraint", "cfrc_ext", "cfrc_int", "cacc", "actuator_force", "qfrc_actuator"})
+_ACC_SENSORS = mujoco.mjtStage.mjSTAGE_ACC
+
+
+def _stage(model: mujoco.MjModel, reads: tuple[str, ...]) -> int:
+    """How far to run the forward pass after a step, so that `reads` belong to the new state."""
+    if not reads:
+        return int(mujoco.mjtStage.mjSTAGE_NONE)
+    acc_sensors = "sensordata" in reads and (model.sensor_needstage == int(_ACC_SENSORS)).any()
+    if acc_sensors or _ACC_FIELDS & set(reads):
+        return int(mujoco.mjtStage.mjSTAGE_ACC)
+    return int(mujoco.mjtStage.mjSTAGE_VEL)
+
+
+class CpuSim:
+    """See `sim.api.Simulator` for what each method promises."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0, reads: tuple[str, ...] = ()):
+        self.model, self.num_worlds = model, num_worlds
+        self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
+        self._batch = Batch(model, nsim=num_worlds, nthread=threads)
+        self.threads = self._batch.nthread
+        self._stage = _stage(model, reads)
+        self._fresh = self._batch.state[0].copy()  # (S,) the row of a world at rest: what write() starts from
+        self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the rows
+        self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
+        self._bound = {"qpos": self._qpos, "qvel": self._qvel} | {name: self._batch.bind(name) for name in reads}
+        self._fields = {name: torch.zeros(array.shape, dtype=torch.float32) for name, array in self._bound.items()}
+        self._warnings = self._batch.warning[..., 1].sum(axis=1)  # (E,) counts seen so far
+        self._forward(None)
+
+    @property
+    def fields(self) -> Mapping[str, Tensor]:
+        return self._fields
+
+    def step(self, ctrl: Tensor, substeps: int) -> Tensor:
+        self._ctrl[:] = ctrl.numpy()
+        failed = np.zeros(self.num_worlds, bool)
+        try:
+            self._batch.step(nstep=substeps, stage=self._stage)
+        except SimulationError as error:
+            failed[error.ids] = True
+        self._refresh(None)
+        warnings = self._batch.warning[..., 1].sum(axis=1)
+        failed |= warnings != self._warnings
+        self._warnings = warnings
+        return torch.from_numpy(failed)
+
+    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        ids = worlds.numpy()
+        self._batch.state[ids] = self._fresh
+        self._qpos[ids], self._qvel[ids] = qpos.numpy(), qvel.numpy()
+        self._forward(ids)
+
+    def copy(self, src: Tensor, dst: Tensor) -> None:
+        from_ids, to_ids = src.numpy(), dst.numpy()
+        self._batch.state[to_ids] = self._batch.state[from_ids]
+        for values in self._fields.values():
+            values[dst] = values[src]
+        params = {name: values[from_ids] for name, values in self._expanded().items()}
+        self._set_params(to_ids, params)
+
+    def set_params(self, worlds: Tensor, params: Mapping[str, Tensor]) -> None:
+        self._set_params(worlds.numpy(), {name: values.numpy() for name, values in params.items()})
+
+    def params(self, field: str) -> Tensor:
+        return torch.from_numpy(self._batch.expand(field).copy())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        # Fields are saved, not recomputed: a forward pass may move the warm start.
+        fields = {f"fields.{name}": values.clone() for name, values in self._fields.items()}
+        params = {f"params.{name}": torch.from_numpy(values.copy()) for name, values in self._expanded().items()}
+        return {"rows": torch.from_numpy(self._batch.state.copy())} | fields | params
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        everyone = np.arange(self.num_worlds)
+        params = {name.removeprefix("params."): v.numpy() for name, v in state.items() if name.startswith("params.")}
+        self._set_params(everyone, params)
+        self._batch.state[:] = state["rows"].numpy()
+        for name, values in self._fields.items():
+            values.copy_(state[f"fields.{name}"])
+
+    def _expanded(self) -> dict[str, np.ndarray]:
+        return self._batch._expanded  # the fields that set_params() or params() gave per-world values
+
+    def _set_params(self, ids: np.ndarray, params: Mapping[str, np.ndarray]) -> None:
+        changed = False
+        for name, values in params.items():
+            mine = self._batch.expand(name)
+            if not np.array_equal(mine[ids], values):  # branches share their row's values: mostly nothing to do
+                mine[ids] = values
+                changed |= name in mujoco.MjModel._setconst_inputs
+        if changed:
+            self._batch.set_const(ids)
+
+    def _forward(self, ids: np.ndarray | None) -> None:
+        """Make the fields of worlds whose state was written current."""
+        if self._stage != mujoco.mjtStage.mjSTAGE_NONE:
+            try:
+                self._batch.forward(ids, stage=self._stage)
+            except SimulationError:
+                pass  # the next step reports these worlds
+        self._refresh(ids)
+
+    def _refresh(self, ids: np.ndarray | None) -> None:
+        """float64 rows -> float32 fields, once."""
+        for name, values in self._fields.items():
+            source = self._bound[name]
+            if ids is None:
+                values.numpy()[...] = source
+            else:
+                values.numpy()[ids] = source[ids]

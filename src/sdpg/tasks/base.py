@@ -1,0 +1,94 @@
+"""What a task is, and how tasks are found by name."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import ClassVar
+
+import mujoco
+from torch import Tensor
+
+from sdpg.errors import SdpgError
+from sdpg.rng import RowRng
+from sdpg.types import Memory, Physics, Start, Terms
+
+
+class Task(ABC):
+    """A scene and pure batched functions of physics and memory. It knows nothing of who runs it.
+
+    Every tensor has leading axes `(N, K)`: nominal worlds by branches. A task is a set of functions without hidden state:
+    whatever influences the future beyond physics is in `memory`, which the environment copies when it branches. Randomness
+    comes only from the `rng` argument, which draws per row, so that branches share it. `sdpg check TASK` tests all this.
+    """
+
+    action_size: ClassVar[int]  # A: actions are in [-1, 1]
+    state_size: ClassVar[int]  # D: the privileged state, observe()["state"]
+    timestep: ClassVar[float] = 0.005  # seconds of one physics substep
+    substeps: ClassVar[int] = 2  # per control step
+    episode_steps: ClassVar[int] = 1000  # control steps until truncation
+    reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata")
+    params: ClassVar[tuple[str, ...]] = ()  # MjModel fields that start() gives per row
+    camera: ClassVar[str] = "track"  # the scene's camera that a pixel policy sees
+
+    @abstractmethod
+    def scene(self) -> mujoco.MjSpec:
+        """The world: bodies, actuators, sensors, cameras, lights. The environment sets the timestep."""
+
+    @abstractmethod
+    def start(self, rng: RowRng, n: int) -> Start:
+        """Fresh episodes for n rows."""
+
+    @abstractmethod
+    def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
+        """Actions in [-1, 1] (N, K, A) -> actuator controls (N, K, nu)."""
+
+    @abstractmethod
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        """Named terms (N, K) of the state after the step and the action; must not write anywhere."""
+
+    @abstractmethod
+    def terminated(self, x: Physics, memory: Memory) -> Tensor:
+        """(N, K) bool: the episode ended for good in the state after the step."""
+
+    def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
+        """The memory after the step, as new tensors. Draws from `rng` have the row first: (N, ...)."""
+        return memory
+
+    @abstractmethod
+    def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
+        """"state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
+
+
+TaskFactory = Callable[[], Task]
+
+BUILT_IN = {
+    "cartpole": "sdpg.tasks.cartpole:Cartpole",
+    "hopper": "sdpg.tasks.hopper:Hopper",
+    "walker": "sdpg.tasks.walker:Walker",
+    "ant": "sdpg.tasks.ant:Ant",
+    "humanoid": "sdpg.tasks.humanoid:Humanoid",
+}
+
+
+def registry() -> dict[str, str]:
+    """Task name -> "module:attribute"; third parties' from the entry-point group `sdpg.tasks`."""
+    found = {point.name: point.value for point in entry_points(group="sdpg.tasks")}
+    return found | BUILT_IN
+
+
+def make_task(name: str) -> Task:
+    """By registered name, or "my_package.my_module:MyTask"."""
+    target = name if ":" in name else registry().get(name)
+    if target is None:
+        raise SdpgError(f"unknown task '{name}'; known: {', '.join(sorted(registry()))}; or give module:Class")
+    module, _, attribute = target.partition(":")
+    try:
+        task = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise SdpgError(f"task '{name}' can't be loaded from {target}: {error}") from error
+    if not isinstance(task, Task):
+        raise SdpgError(f"task '{name}' ({target}) is not a subclass of sdpg.tasks.base.Task")
+    return task
