@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,18 +40,33 @@ def _keys(seed: int, stream: int, rows: Tensor) -> Tensor:
 def _words(keys: Tensor, counter: Tensor, count: int) -> Tensor:
     """`count` random 64-bit words per key: (n,), (n,) -> (n, count)."""
     index = counter[:, None] + torch.arange(1, count + 1, device=keys.device)
+    if keys.device.type == "cpu":  # the same words; torch multiplies int64 an order of magnitude slower than numpy
+        unsigned = _mix_numpy(keys.numpy()[:, None].view(np.uint64) + index.numpy().view(np.uint64) * np.uint64(_WEYL % 2**64))
+        return torch.from_numpy(unsigned.view(np.int64))
     return _mix(keys[:, None] + index * _WEYL)
 
 
-def _uniform(words: Tensor, shift: int) -> Tensor:
-    """24 bits of each word as a float32 in (0, 1), never 0 or 1."""
-    return ((words >> shift) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
+def _mix_numpy(z: np.ndarray) -> np.ndarray:
+    """`_mix` in place on uint64."""
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_MIX1 % 2**64)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MIX2 % 2**64)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def _uniform(words: Tensor) -> Tensor:
+    """24 bits of either half of each word as float32 in (0, 1), never 0 or 1: (n, w) -> (n, w, 2)."""
+    halves = words.contiguous().view(torch.int32).view(*words.shape, 2)
+    return ((halves >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
 
 
 def _normal(words: Tensor) -> Tensor:
     """Box-Muller on the two halves of each word: (n, w) -> (n, 2 w) standard normal float32."""
-    radius = _uniform(words, 40).log_().mul_(-2.0).sqrt_()
-    angle = _uniform(words, 8).mul_(2.0 * math.pi)
+    u, v = _uniform(words).unbind(-1)
+    radius = u.log().mul_(-2.0).sqrt_()
+    angle = v * (2.0 * math.pi)
     return torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)
 
 
@@ -83,8 +99,8 @@ class RowRng:
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """(n, *shape) float32 in (low, high)."""
-        u = _uniform(self._draw(math.prod(shape)), 40)
-        return u.mul_(high - low).add_(low).view(-1, *shape)
+        u = _uniform(self._draw(math.prod(shape)))[..., 0]
+        return (u * (high - low) + low).view(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
         """(n, *shape) standard normal float32."""

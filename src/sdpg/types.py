@@ -72,7 +72,8 @@ class Rollout:
     log_std: Tensor  # (T, N, A)
     noise: Tensor  # (T, N, K, A) standard normal, 0 for the nominal
     reward: Tensor  # (T, N, K)
-    next_value: Tensor  # (T, N, K) target critic after the step, 0 where terminated
+    next_state: Tensor  # (T, N, K, D) after the step and before the restart
+    terminated: Tensor  # (T, N, K) bool: no value beyond
     done: Tensor  # (T, N, K) bool: the branch was restarted after the step, or the segment ended
     failed: Tensor  # (T, N, K) bool
 

@@ -161,8 +161,6 @@ class Sdpg:
     """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed."""
 
     def __init__(self, cfg: SdpgCfg, env: BranchedEnv, sources: tuple[str, ...] = ("state",), seed: int = 0):
-        if env.num_branches < 2:
-            raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         self.cfg, self.sources, self.seed, self.iteration = cfg, sources, seed, 0
         self.device = env.device
         generator = torch.Generator().manual_seed(seed)
@@ -208,6 +206,8 @@ class Sdpg:
     def collect(self, env: BranchedEnv) -> Rollout:
         """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches."""
         cfg, (n, k), a = self.cfg, env.grid, env.task.action_size
+        if k < 2:
+            raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         env.branch()
         noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
         steps: list[tuple[Tensor, ...]] = []
@@ -222,7 +222,6 @@ class Sdpg:
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
-        next_value = self.target_critic(self.normalizers["state"](next_state))  # (T, N, K)
         return Rollout(
             state=state,
             sources={name: torch.stack([view[name] for view in seen]) for name in self.sources},
@@ -230,7 +229,8 @@ class Sdpg:
             log_std=log_std,
             noise=noise,
             reward=reward * cfg.reward_scale,
-            next_value=torch.where(terminated, 0.0, next_value),
+            next_state=next_state,
+            terminated=terminated,
             done=done,
             failed=failed,
         )
@@ -254,16 +254,22 @@ class Sdpg:
 
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """What the actor climbs and what the critic is taught: (T, N, K) each."""
-        cfg, reward = self.cfg, rollout.reward
+        cfg, reward, done = self.cfg, rollout.reward, rollout.done
+        next_value = torch.where(rollout.terminated, 0.0, self._target_value(rollout.next_state))
         if cfg.soft_critic:
             excess = rollout.log_std.mean(-1) - math.log(cfg.target_std)  # (T, N)
             reward = reward + self.log_temperature.exp().detach() * excess[..., None]
-        target = lambda_returns(reward, rollout.next_value, rollout.done, cfg.gamma, cfg.lam)
+        target = lambda_returns(reward, next_value, done, cfg.gamma, cfg.lam)
         if not cfg.causal:
-            return segment_returns(reward, rollout.next_value, rollout.done, cfg.gamma), target
+            return segment_returns(reward, next_value, done, cfg.gamma), target
         if not cfg.eligibility_trace:
-            return lambda_returns(reward, rollout.next_value, rollout.done, cfg.gamma, lam=1.0), target
+            return lambda_returns(reward, next_value, done, cfg.gamma, lam=1.0), target
         return target, target
+
+    @torch.no_grad()
+    def _target_value(self, state: Tensor) -> Tensor:
+        """V_phi' of (T, N, K, D), one time step after the other: a step's activations fit into the cache."""
+        return torch.stack([self.target_critic(x) for x in self.normalizers["state"](state)])
 
     def _update_actor(
         self, rollout: Rollout, returns: Tensor, good: Tensor | None, total: int, generator: torch.Generator
@@ -277,7 +283,7 @@ class Sdpg:
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
-        samples, temperature = len(mean), float(self.log_temperature.exp()) if cfg.entropy else 0.0
+        samples, temperature = len(mean), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses, norms, skipped = [], [], 0
         for _ in range(cfg.regression_steps):
             pick: Any = slice(None)

@@ -1,0 +1,5 @@
+import sys
+
+from sdpg.cli import main
+
+sys.exit(main())

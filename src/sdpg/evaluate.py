@@ -1,0 +1,89 @@
+"""How good a policy is: whole episodes with deterministic actions, one per world."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdpg import checkpoint
+from sdpg.algos.sdpg import Sdpg
+from sdpg.build import default_threads, make_env
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.tasks.base import make_task
+from sdpg.train import cfg_from_dict, restore
+
+SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
+
+
+def evaluate(
+    run: Path | str, episodes: int = 64, seed: int = SEED, which: str | int = "last", threads: int = 0
+) -> dict[str, Any]:
+    """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder."""
+    if episodes < 1:
+        raise SdpgError(f"episodes is {episodes}; give at least 1")
+    if not 0 <= seed < 2**31:
+        raise SdpgError("seed must be between 0 and 2**31 - 1")
+    folder = checkpoint.find(Path(run), which)
+    saved = checkpoint.load(folder)
+    cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
+    threads = threads or default_threads()
+    torch.set_num_threads(threads)
+    env = make_env(make_task(cfg.task), episodes, num_auxiliary=0, seed=seed, threads=threads)
+    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    restore(saved, algo, None)
+    start = time.perf_counter()
+    result = play(algo, env)
+    return {
+        "task": cfg.task,
+        "algorithm": cfg.algorithm,
+        "checkpoint": str(folder),
+        "iteration": saved.iteration,
+        "train_seconds": saved.state["run"]["seconds"],
+        "train_seed": cfg.seed,
+        "seed": seed,
+        **result,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+@torch.no_grad()
+def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
+    """One episode in each of the N nominal worlds: short episodes count no more than long ones."""
+    n = env.num_nominal
+    alive = torch.ones(n, dtype=torch.bool)
+    returns, lengths = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
+    fallen, failed = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
+    sums: dict[str, float] = {}
+    while alive.any():
+        action = algo.act(env.observe())  # (N, A)
+        step = env.step(action[:, None].expand(-1, env.num_branches, -1))
+        # Worlds that are through go on with episodes that nobody counts.
+        returns += torch.where(alive, step.reward[:, 0], 0.0)
+        lengths += alive
+        for name, term in env.terms.items():
+            sums[name] = sums.get(name, 0.0) + torch.where(alive, term[:, 0], 0.0).sum().item()
+        fallen |= alive & step.terminated[:, 0]
+        failed |= alive & step.failed[:, 0]
+        alive &= ~(step.terminated | step.truncated)[:, 0]
+        env.restart(step)
+    steps = int(lengths.sum())
+    return {
+        "episodes": n,
+        "return": _spread(returns),
+        "length": _spread(lengths.double()),
+        "survived": 1.0 - fallen.double().mean().item(),
+        "fell": fallen.double().mean().item(),
+        "failed": failed.double().mean().item(),
+        "reward_per_step": {name: total / steps for name, total in sums.items()},
+        "returns": [round(value, 3) for value in returns.tolist()],
+    }
+
+
+def _spread(x: torch.Tensor) -> dict[str, float]:
+    std = x.std().item() if len(x) > 1 else 0.0
+    return {"mean": x.mean().item(), "std": std, "min": x.min().item(), "max": x.max().item()}
