@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mujoco
+import torch
 
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -21,6 +24,18 @@ def compile_scene(task: Task) -> mujoco.MjModel:
 def default_threads() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """For collecting: torch's small operations gain nothing from a second thread, and its waiting threads would take
+    the cores from physics."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def make_env(

@@ -210,7 +210,9 @@ def _check_branches(task: Task, env_factory: EnvFactory) -> None:
         for name in ("reward", "terminated", "state"):
             value = getattr(step, name)
             if not _same(value, value[:, :1].expand_as(value)):
-                _fail(f"branches that took equal actions differ in {name} at step {t + 1}; draw per row, never per branch.")
+                _fail(
+                    f"branches that took equal actions differ in {name} at step {t + 1}; draw per row, not per branch."
+                )
         env.restart(step)
 
 

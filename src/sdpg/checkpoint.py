@@ -193,7 +193,9 @@ def find(run: Path, which: str | int = "last") -> Path:
     if which == "last":
         name = _last_name(root) or known[-1]
         if not _NAME.fullmatch(name):
-            raise SdpgError(f"'{root / LAST}' names '{name[:40]}', not a checkpoint; write one of {', '.join(known)} there")
+            raise SdpgError(
+                f"'{root / LAST}' names '{name[:40]}', not a checkpoint; write one of {', '.join(known)} there"
+            )
     elif str(which).isdecimal():
         name = f"{int(which):08d}"
     else:

@@ -5,95 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import io
 import json
 import math
 import os
-import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sdpg import __version__
 from sdpg.errors import SdpgError
+from sdpg.options import Argv, Help, parse, peek, positional, wants_help
 
 if TYPE_CHECKING:  # verbs import what they need: `sdpg --help` answers at once
     from sdpg.config import TrainCfg
-
-Options = TypeVar("Options")
-Argv = Sequence[str]
-
-# --- parsing ----------------------------------------------------------------------------------------------------------
-
-
-def _parse(kind: type[Options], argv: Argv, prog: str, default: Options | None = None) -> Options:
-    """tyro, with its boxes of text turned into one line."""
-    import tyro
-
-    def run(args: Argv) -> tuple[int | None, str, str, Any]:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                parsed = tyro.cli(kind, args=list(args), prog=prog, default=default, return_unknown_args=True)
-            except SystemExit as exit_:
-                return int(exit_.code or 0), out.getvalue(), err.getvalue(), None
-        return None, out.getvalue(), err.getvalue(), parsed
-
-    code, out, err, parsed = run(argv)
-    if code == 0:
-        print(out, end="")
-        raise SystemExit(0)
-    if code is not None:
-        raise SdpgError(f"{_one_line(err)} (see {prog} --help)")
-    options, unknown = parsed
-    if unknown:
-        known = re.findall(r"--[a-z][\w.-]*", run(["--help"])[1])
-        raise SdpgError(f"{_unknown_option(unknown[0], known)} (see {prog} --help)")
-    return options
-
-
-def _one_line(box: str) -> str:
-    """The first paragraph of tyro's message, between its rules."""
-    lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()]
-    rules = [i for i, line in enumerate(lines) if line and set(line) <= set("-─")]
-    if len(rules) >= 2:
-        lines = lines[rules[0] + 1 : rules[1]]
-    return " ".join(line for line in lines if line).rstrip(".") or "these options can't be read"
-
-
-def _unknown_option(given: str, known: list[str]) -> str:
-    name = given.split("=")[0]
-    if not name.startswith("-"):
-        return f"don't know what to do with '{name}'"
-    by_last_part = {option.rsplit(".", 1)[-1].lstrip("-"): option for option in known}
-    near = difflib.get_close_matches(name.replace("_", "-"), known, 1) or [
-        by_last_part[part] for part in difflib.get_close_matches(name.lstrip("-").split(".")[-1], by_last_part, 1)
-    ]
-    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _positional(argv: Argv) -> tuple[str | None, list[str]]:
-    """A first argument that is not an option, and the rest."""
-    if argv and not argv[0].startswith("-"):
-        return argv[0], list(argv[1:])
-    return None, list(argv)
-
-
-def _peek(argv: Argv, option: str) -> str | None:
-    """The value of an option that decides which options there are."""
-    for i, word in enumerate(argv):
-        if word.startswith(f"{option}="):
-            return word.split("=", 1)[1]
-        if word == option and i + 1 < len(argv):
-            return argv[i + 1]
-    return None
-
-
-def _wants_help(argv: Argv) -> bool:
-    return "-h" in argv or "--help" in argv
 
 
 def _print_json(value: Any) -> None:
@@ -123,7 +49,7 @@ class TasksOptions:
 
 
 def tasks(argv: Argv) -> int:
-    options = _parse(TasksOptions, argv, "sdpg tasks")
+    options = parse(TasksOptions, argv, "sdpg tasks")
     from sdpg.tasks.base import make_task, registry
 
     rows: dict[str, dict[str, Any]] = {}
@@ -155,7 +81,9 @@ def tasks(argv: Argv) -> int:
 # --- train ------------------------------------------------------------------------------------------------------------
 
 # What may differ when a run goes on; anything else would make it another run.
-RESUMABLE = frozenset({"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed"})
+RESUMABLE = frozenset(
+    {"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed"}
+)
 
 
 def _train_options() -> type[Any]:
@@ -165,7 +93,7 @@ def _train_options() -> type[Any]:
 
     @dataclasses.dataclass(frozen=True)
     class TrainOptions:
-        """Train a policy: `sdpg train TASK [OPTIONS]`, or `sdpg train --resume RUN`. Defaults are those of the preset."""
+        """Train a policy: `sdpg train TASK [OPTIONS]`, or `sdpg train --resume RUN`. Defaults are the preset's."""
 
         cfg: Annotated[TrainCfg, tyro.conf.arg(name="")]
         run: str | None = None
@@ -185,17 +113,17 @@ def train(argv: Argv) -> int:
     from sdpg import presets
     from sdpg import train as training
 
-    task, rest = _positional(argv)
-    resume = _peek(rest, "--resume")
-    if task is None and resume is None and not _wants_help(rest):
+    task, rest = positional(argv)
+    resume = peek(rest, "--resume")
+    if task is None and resume is None and not wants_help(rest):
         raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
-    if resume is not None and not _wants_help(rest):
+    if resume is not None and not wants_help(rest):
         base = training.cfg_from_dict(training.read_config(Path(resume))["cfg"])
     else:
-        preset, obs = _peek(rest, "--preset") or "cpu", _peek(rest, "--obs") or "state"
+        preset, obs = peek(rest, "--preset") or "cpu", peek(rest, "--obs") or "state"
         base = presets.resolve(task or "TASK", preset, obs)
     kind = _train_options()
-    options = _parse(kind, rest, "sdpg train TASK", kind(cfg=base))
+    options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
     cfg: TrainCfg = options.cfg
     if resume is not None:
         _refuse_other_run(base, cfg, task, options.run)
@@ -323,8 +251,8 @@ class EvalOptions:
 
 
 def evaluate(argv: Argv) -> int:
-    run, rest = _positional(argv)
-    options = _parse(EvalOptions, rest, "sdpg eval RUN")
+    run, rest = positional(argv)
+    options = parse(EvalOptions, rest, "sdpg eval RUN")
     if run is None:
         raise SdpgError("which run? sdpg eval RUN (the folder that `sdpg train` printed)")
     from sdpg.evaluate import evaluate as evaluate_run
@@ -351,22 +279,149 @@ def _write_json(path: str, value: Any) -> None:
         raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another --write") from error
 
 
+# --- check, bench, doctor ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """Does a task keep the promises that branching needs? `sdpg check TASK`."""
+
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def check(argv: Argv) -> int:
+    name, rest = positional(argv)
+    options = parse(CheckOptions, rest, "sdpg check TASK")
+    if name is None:
+        raise SdpgError("which task? sdpg check TASK (`sdpg tasks` lists them)")
+    from sdpg.check import check_task
+    from sdpg.train import load_task
+
+    findings = check_task(load_task(name))
+    failed = [finding for finding in findings if not finding.passed]
+    if options.json:
+        _print_json({"task": name, "passed": not failed, "checks": [dataclasses.asdict(f) for f in findings]})
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.passed else 'FAIL'} {finding.name}")
+    for finding in failed:
+        print(f"sdpg: task '{name}': {finding.name}: {finding.problem}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+BENCHES = {
+    "sim": "steps per second of the bare engine",
+    "iteration": "seconds per phase of a training iteration",
+    "smoothing": "the paper's figure of a smoothed one-dimensional function",
+}
+
+
+def bench(argv: Argv) -> int:
+    import importlib
+
+    kind, rest = positional(argv)
+    if kind is None and wants_help(rest):
+        print("usage: sdpg bench KIND [TASK] [OPTIONS]\n")
+        for name, about in BENCHES.items():
+            print(f"  {name:10} {about}")
+        return 0
+    if kind not in BENCHES:
+        raise SdpgError(f"which bench? sdpg bench {'|'.join(BENCHES)}" + (f", not '{kind}'" if kind else ""))
+    module = importlib.import_module(f"sdpg.bench.{kind}")
+    options_type = module.Options
+    task, rest = positional(rest)
+    if task is not None and "task" in {field.name for field in dataclasses.fields(options_type)}:
+        rest = ["--task", task, *rest]
+    elif task is not None:
+        raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{task}'")
+    wrapped = _with_output(options_type)
+    options = parse(wrapped, rest, f"sdpg bench {kind}", wrapped(options=options_type()))
+    result = module.run(options.options)
+    if options.write is not None:
+        _write_json(options.write, result)
+    if options.json:
+        _print_json(result)
+    else:
+        _print_facts(result)
+    return 0
+
+
+def _with_output(kind: type[Any]) -> type[Any]:
+    """The options of a bench and those of where its result goes."""
+    import tyro
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchOptions:
+        options: Any
+        json: bool = False
+        """One JSON object on standard output."""
+        write: str | None = None
+        """Also write the JSON to this file."""
+
+    BenchOptions.__doc__ = kind.__doc__
+    BenchOptions.__annotations__["options"] = Annotated[kind, tyro.conf.arg(name="")]
+    return BenchOptions
+
+
+def _print_facts(facts: Mapping[str, Any], indent: str = "") -> None:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            print(f"{indent}{name}:")
+            _print_facts(value, indent + "  ")
+        elif isinstance(value, list | tuple) and len(value) > 8:
+            print(f"{indent}{name}: {len(value)} values (--json shows them)")
+        else:
+            print(f"{indent}{name}: {f'{value:.6g}' if isinstance(value, float) else value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DoctorOptions:
+    """Look at this machine: versions, cores, memory, disk, device, and whether the engine works."""
+
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def doctor(argv: Argv) -> int:
+    options = parse(DoctorOptions, argv, "sdpg doctor")
+    from sdpg.doctor import examine
+
+    facts = examine()
+    problems = facts["problems"]
+    if options.json:
+        _print_json(facts)
+    else:
+        _print_facts({name: value for name, value in facts.items() if name != "problems"})
+        print("all is well" if not problems else "\n".join(f"problem: {problem}" for problem in problems))
+    return 1 if problems else 0
+
+
 # --- main -------------------------------------------------------------------------------------------------------------
 
 VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "tasks": (tasks, "list the tasks"),
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
+    "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
+    "bench": (bench, "measure: sdpg bench sim|iteration|smoothing"),
+    "doctor": (doctor, "what this machine has and whether all works"),
 }
 
 
 def main(argv: Argv | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    # Before torch is imported: its idle threads spin for milliseconds by default, which on a machine with other work to
+    # do makes an update ten times slower. This is long enough to catch the next operation.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that module:Class finds a module of one's own
     try:
         with _quiet_pipes():
             return _dispatch(argv)
+    except Help as help_:
+        print(help_, end="")
+        return 0
     except SdpgError as error:
         print(f"sdpg: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -376,17 +431,15 @@ def main(argv: Argv | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except SystemExit as exit_:  # of --help
-        return int(exit_.code or 0)
 
 
 def _dispatch(argv: Argv) -> int:
-    verb, rest = _positional(argv)
+    verb, rest = positional(argv)
     if verb is None:
         if rest and rest[0] == "--version":
             print(__version__)
             return 0
-        if rest and not _wants_help(rest):
+        if rest and not wants_help(rest):
             raise SdpgError(f"unknown option {rest[0]}; see sdpg --help")
         print("usage: sdpg VERB ...   (sdpg VERB --help says more)\n")
         for name, (_, about) in VERBS.items():

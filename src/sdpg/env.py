@@ -64,7 +64,7 @@ class BranchedEnv:
     def observe(self) -> Obs:
         """What can be seen now; calling it twice changes nothing."""
         views = self.task.observe(self.physics(), self._memory)
-        return Obs(state=views["state"], sources={name: view[:, 0] for name, view in views.items()})
+        return Obs(self._own(views["state"]), {name: self._own(view)[:, 0] for name, view in views.items()})
 
     def branch(self) -> None:
         """Column 0 -> columns 1..M, all rows."""
@@ -78,10 +78,10 @@ class BranchedEnv:
         self._clock += 1
         x = self.physics()
         self.terms = task.reward(x, memory, action)  # kept for the logs
-        reward = sum(self.terms.values())
+        reward = torch.stack(tuple(self.terms.values())).sum(0)
         terminated = task.terminated(x, memory)
         self._memory = task.advance(x, memory, action, self._step_rng)
-        state = task.observe(x, self._memory)["state"]
+        state = self._own(task.observe(x, self._memory)["state"])
         # A sum is non-finite if any of its numbers is: cheap reductions in place of a test of each number.
         failed = failed | ~torch.isfinite(reward + state.sum(-1) + x.qpos.sum(-1) + x.qvel.sum(-1))
         if failed.any():
@@ -140,6 +140,11 @@ class BranchedEnv:
         self.episodes = int(state["episodes"])
         self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
         self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
+
+    def _own(self, view: Tensor) -> Tensor:
+        """A copy if `view` is live physics, which the next step or restart overwrites."""
+        live = {values.untyped_storage().data_ptr() for values in self.sim.fields.values()}
+        return view.clone() if view.untyped_storage().data_ptr() in live else view
 
     def _begin(self, rows: Tensor) -> None:
         """Fresh episodes in `rows` (n,), every branch of them."""

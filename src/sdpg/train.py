@@ -26,12 +26,12 @@ import torch
 import sdpg
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import default_threads, make_env
+from sdpg.build import default_threads, make_env, one_torch_thread
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.log import RunLog
-from sdpg.tasks.base import make_task
+from sdpg.tasks.base import Task, make_task
 from sdpg.types import Metrics, Rollout
 
 CONFIG = "config.json"
@@ -58,7 +58,7 @@ def train(
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
+    env = make_env(load_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
     algo = Sdpg(cfg.algo, env, seed=cfg.seed)
     before = 0.0  # seconds of earlier sessions
     if saved is not None:
@@ -110,7 +110,8 @@ class _Run:
     def _iterate(self) -> None:
         cfg, algo, env = self.cfg, self.algo, self.env
         start = time.perf_counter()
-        rollout = algo.collect(env)
+        with one_torch_thread():
+            rollout = algo.collect(env)
         middle = time.perf_counter()
         failed = rollout.failed.float().mean().item()
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
@@ -171,8 +172,8 @@ class _Run:
         where = f"reward term '{bad[0]}' is NaN or infinite" if bad else "the physics diverged"
         fix = "mend that term" if bad else "look at its actuators, contacts and timestep"
         return (
-            f"task '{self.cfg.task}': {100 * failed:.0f} % of its world-steps gave a non-finite reward or state ({where}); "
-            f"{fix} (`sdpg check {self.cfg.task}` looks closer), or allow more by --max-failed"
+            f"task '{self.cfg.task}': {100 * failed:.0f} % of its world-steps gave a non-finite reward or state "
+            f"({where}); {fix} (`sdpg check {self.cfg.task}` looks closer), or allow more by --max-failed"
         )
 
     def _summary(self, reason: str) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None) -
         ) from error
 
 
-def _task(name: str) -> Any:
+def load_task(name: str) -> Task:
     """A stranger's module may raise anything when it is imported."""
     try:
         return make_task(name)
@@ -266,7 +267,9 @@ def _new_folder(run_dir: Path | str | None, cfg: TrainCfg) -> Path:
 
 
 def _cant_write(folder: Path, error: OSError) -> SdpgError:
-    return SdpgError(f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR")
+    return SdpgError(
+        f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
+    )
 
 
 def read_config(run: Path) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Raises(Cartpole):
     ("task", "check", "sentence"),
     [
         (CountsInAttribute, "hidden state", "reward() answers differently when asked again (the attribute 'calls' ch"),
-        (LeavesALetter, "hidden state", "reward() answers differently when asked again (the attribute 'before' changed"),
+        (LeavesALetter, "hidden state", "reward() answers differently when asked again (the attribute 'before' ch"),
         (KeepsGoalOfStart, "hidden state", "what a task remembers must be in memory"),
         (DrawsPerBranch, "randomness", "control() draws random numbers of its own"),
         (DrawsPerBranch, "branches", "branches that took equal actions differ in reward at step 1"),

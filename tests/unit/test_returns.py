@@ -59,7 +59,7 @@ def test_the_last_step_counts_as_done_whatever_the_flag_says() -> None:
 
 
 def _forward_view(reward: Tensor, value: Tensor, done: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """The definition, for one branch (T,): (1 - lam) sum_{k<n} lam^(k-1) J^k + lam^(n-1) J^n; and the sum of weights."""
+    """By definition, one branch (T,): (1 - lam) sum_{k<n} lam^(k-1) J^k + lam^(n-1) J^n; and the weights' sum."""
     steps = len(reward)
     out, weights = torch.zeros(steps, dtype=reward.dtype), torch.zeros(steps, dtype=reward.dtype)
     for t in range(steps):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
+from sdpg import rng as rng_module
 from sdpg.rng import RowRng, row_normal
 
 ROWS = torch.arange(256)
@@ -17,7 +19,7 @@ def test_uniform_numbers_are_uniform() -> None:
     expected = len(u) / 64
     chi2 = ((counts - expected) ** 2 / expected).sum().item()  # 63 degrees of freedom: 63 +- 11
     assert 20 < chi2 < 125
-    assert 0.0 < u.min() and u.max() < 1.0
+    assert u.min() > 0.0 and u.max() < 1.0
     v = RowRng(0, ROWS).uniform(-3.0, 5.0, 2, 2)
     assert v.shape == (256, 2, 2) and v.min() >= -3 and v.max() <= 5
 
@@ -63,7 +65,7 @@ def test_the_same_arguments_give_the_same_numbers() -> None:
 def test_known_numbers() -> None:
     """Pinned: a change of these numbers changes every run."""
     assert RowRng(0, torch.arange(2)).integers(1000, 3).tolist() == [[131, 852, 413], [260, 112, 434]]
-    torch.testing.assert_close(RowRng(0, torch.arange(1)).uniform(0, 1, 2), torch.tensor([[0.20149568, 0.68748903]]))
+    torch.testing.assert_close(RowRng(0, torch.arange(1)).uniform(0, 1, 2), torch.tensor([[0.21703842, 0.13752517]]))
 
 
 def test_a_row_draws_the_same_whoever_else_draws() -> None:
@@ -87,3 +89,10 @@ def test_the_counter_is_the_whole_state() -> None:
     resumed = RowRng(0, ROWS)
     resumed.counter.copy_(rng.counter)
     assert torch.equal(rng.normal(3), resumed.normal(3))
+
+
+def test_numpy_and_torch_mix_alike() -> None:
+    """The fast path on CPU draws the words that other devices draw."""
+    x = RowRng(0, ROWS).integers(1 << 62, 64) - (1 << 61)
+    fast = torch.from_numpy(rng_module._mix_numpy(x.numpy().copy().view(np.uint64)).view(np.int64))
+    assert torch.equal(fast, rng_module._mix(x))

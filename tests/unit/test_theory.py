@@ -23,7 +23,6 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-
 def _density(x: float, std: float) -> float:
     return math.exp(-0.5 * (x / std) ** 2) / (std * math.sqrt(2 * math.pi))
 
@@ -128,8 +127,8 @@ def test_variance_falls_as_one_over_m() -> None:
 def test_what_antithetic_noise_does() -> None:
     """The pair eps, -eps cancels what is even in the return (for the mean) and what is odd (for the log-std).
 
-    The nominal's return is already subtracted, so pairs do not help with a linear return's mean direction: the two terms
-    (g eps) eps are equal, and M noises count as M/2.
+    The nominal's return is already subtracted, so pairs do not help with a linear return's mean direction: the two
+    terms (g eps) eps are equal, and M noises count as M/2.
     """
     n, m, delta = 4_000, 8, 0.5
     std = torch.full((1, n, 1), delta)

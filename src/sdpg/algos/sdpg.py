@@ -1,7 +1,7 @@
 """Stochastic Decoupled Policy Gradient (You, Liu et al., 2026): Algorithm 1 and its options.
 
 Each of N nominal worlds follows the policy's mean; its M branches follow the same actions plus noise. The difference of
-their returns, times the noise, points where the action should have gone (`ascent_direction`, equations 1 and 9); the
+their returns, times the noise, points where the action should have gone (`ascent_direction`, equations 1 and 10); the
 policy is regressed onto it (equation 3). The policy never sees an auxiliary, so only N worlds are rendered.
 
 docs/algorithm.md puts every equation beside the function that computes it and numbers the deviations.
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdpg.algos.base import clipped_step, cosine_lr, linear_lr
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -124,12 +125,14 @@ def advantage(returns: Tensor, good: Tensor | None, normalize: bool) -> Tensor:
         return difference / (difference.std(-1, keepdim=True) + 1e-6) if normalize else difference
     good = good & good[..., :1]
     difference = torch.where(good, difference, 0.0)
+    count = good.sum(-1, keepdim=True).clamp(min=2)  # the nominal among them
+    # ascent_direction averages over all M auxiliaries: this makes it the average over those that count.
+    share = (returns.shape[-1] - 1) / (count - 1)
     if not normalize:
-        return difference
-    count = good.sum(-1, keepdim=True).clamp(min=2)
+        return difference * share
     mean = difference.sum(-1, keepdim=True) / count
     var = (torch.where(good, difference - mean, 0.0) ** 2).sum(-1, keepdim=True) / (count - 1)
-    return difference / (var.sqrt() + 1e-6)
+    return difference / (var.sqrt() + 1e-6) * share
 
 
 def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
@@ -145,15 +148,6 @@ def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: st
     return mean, log_std
 
 
-def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int) -> float:
-    """Linear warm-up, then half a cosine to the floor."""
-    warmup = min(warmup, total // 2)  # a short run still gets its whole schedule
-    if iteration < warmup:
-        return peak * (iteration + 1) / warmup
-    progress = min(1.0, (iteration - warmup) / max(1, total - warmup))
-    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
 # --- the algorithm ----------------------------------------------------------------------------------------------------
 
 
@@ -166,9 +160,8 @@ class Sdpg:
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
         sizes = {name: obs.sources[name].shape[-1] for name in sources}
-        self.normalizers = nn.ModuleDict({name: Normalizer(size) for name, size in sizes.items()})
-        if "state" not in self.normalizers:
-            self.normalizers["state"] = Normalizer(obs.state.shape[-1])
+        self.normalizers = {name: Normalizer(size) for name, size in sizes.items()}
+        self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = {name: (nn.Identity(), size) for name, size in sizes.items()}
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
@@ -295,7 +288,7 @@ class Sdpg:
             loss = F.mse_loss(predicted_mean, mean[pick])
             if cfg.exploration != "fixed":
                 loss = loss + F.mse_loss(predicted_log_std, log_std[pick]) - temperature * predicted_log_std.mean()
-            norm = _apply(self.actor_optimizer, loss, lr, cfg.max_grad_norm)
+            norm = clipped_step(self.actor_optimizer, loss, lr, cfg.max_grad_norm)
             skipped += not math.isfinite(norm)
             losses.append(loss.item())
             norms.append(norm)
@@ -314,7 +307,7 @@ class Sdpg:
         cfg = self.cfg
         if cfg.auto_temperature and cfg.entropy:
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
-            _apply(self.temperature_optimizer, self.log_temperature.exp() * excess, cfg.temperature_lr, math.inf)
+            clipped_step(self.temperature_optimizer, self.log_temperature.exp() * excess, cfg.temperature_lr, math.inf)
         return {"Policy/temperature": self.log_temperature.exp().item()}
 
     def _update_critic(
@@ -327,23 +320,23 @@ class Sdpg:
             state, target = state[good.flatten()], target[good.flatten()]
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
-            lr *= 1.0 - 0.9 * min(1.0, self.iteration / max(1, total))
+            lr = linear_lr(self.iteration, total, lr, 0.1 * lr)
         losses, norms, skipped = [], [], 0
         for _ in range(cfg.critic_passes):
             order = torch.randperm(len(target), generator=generator)
             for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
                 loss = F.mse_loss(self.critic(x), y)
-                norm = _apply(self.critic_optimizer, loss, lr, cfg.max_grad_norm)
+                norm = clipped_step(self.critic_optimizer, loss, lr, cfg.max_grad_norm)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())
                 norms.append(norm)
         for old, new in zip(self.target_critic.parameters(), self.critic.parameters(), strict=True):
             old.lerp_(new.detach(), 1.0 - cfg.target_decay)
-        loss = torch.stack(losses).mean().item() if losses else float("nan")
+        mean_loss = torch.stack(losses).mean().item() if losses else float("nan")
         variance = target.var().item() if len(target) > 1 else float("nan")
         return {
-            "Loss/critic": loss,
-            "Loss/critic_explained": 1.0 - loss / max(variance, 1e-12),
+            "Loss/critic": mean_loss,
+            "Loss/critic_explained": 1.0 - mean_loss / max(variance, 1e-12),
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
             "Train/mean_value": target.mean().item(),
@@ -356,7 +349,7 @@ class Sdpg:
         modules = {"actor": self.actor, "critic": self.critic, "target_critic": self.target_critic}
         return {
             "iteration": self.iteration,
-            "normalizers": self.normalizers.state_dict(),
+            "normalizers": {name: normalizer.state_dict() for name, normalizer in self.normalizers.items()},
             "log_temperature": self.log_temperature.detach(),
             **{name: module.state_dict() for name, module in modules.items()},
             **{name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers().items()},
@@ -364,7 +357,8 @@ class Sdpg:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.iteration = int(state["iteration"])
-        self.normalizers.load_state_dict(state["normalizers"])
+        for name, normalizer in self.normalizers.items():
+            normalizer.load_state_dict(state["normalizers"][name])
         self.actor.load_state_dict(state["actor"])
         self.critic.load_state_dict(state["critic"])
         self.target_critic.load_state_dict(state["target_critic"])
@@ -380,15 +374,3 @@ class Sdpg:
             "critic_optimizer": self.critic_optimizer,
             "temperature_optimizer": self.temperature_optimizer,
         }
-
-
-def _apply(optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, max_norm: float) -> float:
-    """One clipped step; its gradient norm. A gradient that is not finite is left out: no step."""
-    parameters = optimizer.param_groups[0]["params"]
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(parameters, max_norm).item()
-    if math.isfinite(norm):
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-    return norm

@@ -35,6 +35,10 @@ def trunk(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.
 class Normalizer(nn.Module):
     """Running mean and variance, merged batch by batch (Chan et al.); constant until `update` is called."""
 
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
     def __init__(self, size: int, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
@@ -62,6 +66,8 @@ class Normalizer(nn.Module):
 
 class Actor(nn.Module):
     """Encoders per source, concatenated -> trunk -> mean and log-std of a Gaussian, both before their bounds."""
+
+    log_std: Tensor
 
     def __init__(
         self,

@@ -12,17 +12,23 @@ from torch import Tensor
 
 # Derived fields that need accelerations, hence a full forward pass after the step.
 _ACC_FIELDS = frozenset({"qacc", "qfrc_constraint", "cfrc_ext", "cfrc_int", "cacc", "actuator_force", "qfrc_actuator"})
-_ACC_SENSORS = mujoco.mjtStage.mjSTAGE_ACC
 
 
 def _stage(model: mujoco.MjModel, reads: tuple[str, ...]) -> int:
     """How far to run the forward pass after a step, so that `reads` belong to the new state."""
     if not reads:
         return int(mujoco.mjtStage.mjSTAGE_NONE)
-    acc_sensors = "sensordata" in reads and (model.sensor_needstage == int(_ACC_SENSORS)).any()
+    acc_sensors = "sensordata" in reads and (model.sensor_needstage == int(mujoco.mjtStage.mjSTAGE_ACC)).any()
     if acc_sensors or _ACC_FIELDS & set(reads):
         return int(mujoco.mjtStage.mjSTAGE_ACC)
     return int(mujoco.mjtStage.mjSTAGE_VEL)
+
+
+def _hush() -> None:
+    """Warnings are counted world by world; the engine need not print them and leave a log file behind as well."""
+    config = mujoco.MjLogConfig.get()
+    config.logto_console = config.logto_file = False
+    mujoco.MjLogConfig.set(config)
 
 
 class CpuSim:
@@ -32,6 +38,7 @@ class CpuSim:
 
     def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0, reads: tuple[str, ...] = ()):
         self.model, self.num_worlds = model, num_worlds
+        _hush()
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread

@@ -105,9 +105,10 @@ class ToyTask(Task):
     ):
         self.a = torch.tensor([[1.0, 0.1], [0.0, 0.95]]) if a is None else a
         self.b = torch.tensor([[0.0], [0.1]]) if b is None else b
-        self.state_size, self.action_size = self.b.shape
+        self.state_size, self.action_size = self.b.shape  # type: ignore[misc]  # one class, systems of any size
         self.gain, self.control_cost, self.inverse = gain, control_cost, inverse
-        self.limit, self.start_std, self.episode_steps = limit, start_std, episode_steps
+        self.limit, self.start_std = limit, start_std
+        self.episode_steps = episode_steps  # type: ignore[misc]
 
     def sim(self, num_worlds: int) -> ToySim:
         return ToySim(self.a, self.b, num_worlds)

@@ -1,0 +1,41 @@
+# demo, test, check, bench, clean. The first call sets up .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+DEMO := runs/demo
+
+.PHONY: demo test check bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	rm -rf $(DEMO)
+	$(BIN)/sdpg train cartpole --minutes 1 --run $(DEMO)
+	$(BIN)/sdpg eval $(DEMO)
+	@echo
+	@echo "The run is in $(DEMO): config.json, metrics.jsonl, TensorBoard events, checkpoints/."
+	@echo "Curves:      $(BIN)/tensorboard --logdir runs"
+	@echo "A robot:     $(BIN)/sdpg train hopper --minutes 10"
+	@echo "More tasks:  $(BIN)/sdpg tasks        More time: $(BIN)/sdpg train --resume $(DEMO) --iterations 1000 --minutes 5"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q --cov --cov-report=term-missing:skip-covered --cov-fail-under=85
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(STAMP)
+	$(BIN)/sdpg bench sim hopper
+	$(BIN)/sdpg bench iteration hopper --num-nominal 64 --num-auxiliary 63
+	$(BIN)/sdpg bench smoothing
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage $(DEMO)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,167 @@
+"""Where the seconds of a training iteration go, and what they would be if physics were all there is.
+
+`ratio_to_raw` = (seconds of a bare native `Batch.rollout` from the same states under the same controls, on the same
+threads) / (seconds of the whole iteration, updates included). The rollout follows each iteration in the same process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from mujoco.batch import Batch
+from torch import Tensor
+
+import sdpg.algos.sdpg as algorithm
+from sdpg.algos.sdpg import Sdpg
+from sdpg.bench import machine
+from sdpg.bench.sim import timed
+from sdpg.build import default_threads, make_env
+from sdpg.env import BranchedEnv
+from sdpg.presets import resolve
+from sdpg.sim.cpu import CpuSim
+
+
+@dataclass(frozen=True)
+class Options:
+    """Seconds per phase of a training iteration."""
+
+    task: str = "hopper"
+    """A name that `sdpg tasks` lists, or module:Class."""
+    obs: Literal["state"] = "state"
+    preset: Literal["cpu", "paper"] = "cpu"
+    num_nominal: int = 64
+    num_auxiliary: int = 63
+    iterations: int = 10
+    """Measured iterations; their median counts."""
+    warmup: int = 3
+    """Iterations before the measurement."""
+    threads: int = 0
+    """CPU threads; 0: all cores."""
+    seed: int = 0
+
+
+@dataclass
+class Stopwatch:
+    """Times methods from outside: an instance's method is replaced by one that keeps the seconds, until `release`.
+
+    A phase that is entered within another belongs to the outer one: seconds are counted once.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _inside: bool = False
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def watch(self, owner: Any, names: str, phase: str) -> None:
+        self.seconds.setdefault(phase, 0.0)
+        for name in names.split():
+            original = getattr(owner, name)
+            own = name in vars(owner)
+            setattr(owner, name, self._timed(original, phase))
+            self._undo.append(
+                lambda o=owner, n=name, f=original, keep=own: setattr(o, n, f) if keep else delattr(o, n)  # type: ignore[misc]
+            )
+
+    def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return function(*args, **kwargs)
+            self._inside = True
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[phase] += time.perf_counter() - start
+                self._inside = False
+
+        return call
+
+    def reset(self) -> None:
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+
+    def release(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
+    """The phases of collect and update; what is in none of them is "other"."""
+    watch = Stopwatch()
+    watch.watch(algorithm, "exploration_noise", "noise")
+    watch.watch(algo, "_policy", "policy")
+    watch.watch(env.sim, "step", "physics")
+    watch.watch(env.task, "control reward terminated advance observe", "task functions")
+    watch.watch(env, "branch restart", "restarts")
+    watch.watch(algo, "_target_value", "value")
+    watch.watch(algo, "_update_actor _update_temperature", "actor update")
+    watch.watch(algo, "_update_critic", "critic update")
+    for normalizer in algo.normalizers.values():
+        watch.watch(normalizer, "update", "normaliser")
+    return watch
+
+
+def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
+    """A list that every control of `sim.step` is added to, and what ends this."""
+    seen: list[Tensor] = []
+    step = env.sim.step
+
+    def recording(ctrl: Tensor, substeps: int) -> Tensor:
+        seen.append(ctrl)
+        return step(ctrl, substeps)
+
+    env.sim.step = recording  # type: ignore[method-assign]
+    return seen, lambda: delattr(env.sim, "step")
+
+
+def run(options: Options) -> dict[str, Any]:
+    threads = options.threads or default_threads()
+    torch.set_num_threads(threads)
+    cfg = replace(
+        resolve(options.task, options.preset, options.obs),
+        num_nominal=options.num_nominal, num_auxiliary=options.num_auxiliary, seed=options.seed,
+    )  # fmt: skip
+    env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
+    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    assert isinstance(env.sim, CpuSim)
+    native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
+    controls, stop = _controls(env)
+    watch = watch_iteration(algo, env)
+    rows: list[dict[str, float]] = []
+    try:
+        for i in range(options.warmup + options.iterations):
+            env.branch()  # collect's own first act: now the rows are those that the iteration starts from
+            native.state[:] = env.sim._batch.state
+            controls.clear()
+            watch.reset()
+            total = timed(lambda: algo.update(algo.collect(env), cfg.iterations))
+            control = np.repeat(torch.stack(controls, 1).double().numpy(), env.task.substeps, axis=1)  # (E, T s, nu)
+            raw = timed(lambda c=control: native.rollout(c.shape[1], c, record=()))  # type: ignore[misc]
+            if i >= options.warmup:
+                other = total - sum(watch.seconds.values())
+                rows.append({**watch.seconds, "other": other, "total": total, "raw": raw})
+    finally:
+        watch.release()
+        stop()
+    middle = {name: median(row[name] for row in rows) for name in rows[0]}
+    world_steps = cfg.algo.horizon * env.sim.num_worlds
+    return {
+        "kind": "iteration",
+        "task": options.task,
+        "preset": options.preset,
+        "obs": options.obs,
+        "num_nominal": cfg.num_nominal,
+        "num_auxiliary": cfg.num_auxiliary,
+        "horizon": cfg.algo.horizon,
+        "substeps": env.task.substeps,
+        "machine": machine.describe(threads),
+        "seconds": {name: value for name, value in middle.items() if name not in ("total", "raw")},
+        "iteration_seconds": middle["total"],
+        "raw_seconds": middle["raw"],
+        "ratio_to_raw": median(row["raw"] / row["total"] for row in rows),
+        "world_steps_per_second": world_steps / middle["total"],
+    }

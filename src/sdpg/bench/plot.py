@@ -1,0 +1,75 @@
+"""Learning curves of benchmarks/results/*.json in one figure: a column per task, return over minutes and iterations."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdpg.errors import SdpgError
+
+ORDER = ("cartpole", "hopper", "walker", "ant", "humanoid")  # the rest follow by name
+
+
+@dataclass(frozen=True)
+class Options:
+    """Draw learning curves."""
+
+    results: Path = Path("benchmarks/results")
+    """Folder of JSON results."""
+    figure: Path = Path("docs/learning.png")
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """Every result of kind "learning" below `folder`, by name."""
+    results = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            result = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise SdpgError(f"'{path}' is not a JSON result: {error}") from error
+        if isinstance(result, dict) and result.get("kind") == "learning":
+            results.append(result)
+    return results
+
+
+def _column(result: dict[str, Any], name: str) -> list[float]:
+    return [math.nan if value is None else float(value) for value in result["curve"][name]]
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Writes the figure; what is in it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    results = load(options.results)
+    if not results:
+        raise SdpgError(f"no learning curves in '{options.results}'; keep some there with sdpg.bench.curve")
+    found = {result["task"] for result in results}
+    tasks = [task for task in ORDER if task in found] + sorted(found - set(ORDER))
+    figure, grid = plt.subplots(
+        2, len(tasks), figsize=(3.4 * len(tasks) + 0.6, 5.2), squeeze=False, layout="constrained"
+    )
+    for column, task in enumerate(tasks):
+        mine = [result for result in results if result["task"] == task]
+        labels = list(dict.fromkeys(result["label"] for result in mine))  # a colour per label, a line per seed
+        for row, (name, caption) in enumerate((("minutes", "minutes"), ("iteration", "iterations"))):
+            axes = grid[row][column]
+            for result in mine:
+                index = labels.index(result["label"])
+                first = next(r for r in mine if r["label"] == result["label"]) is result
+                axes.plot(
+                    _column(result, name), _column(result, "return"), color=f"C{index}", lw=1.2, alpha=0.85,
+                    label=result["label"] if first else None,
+                )  # fmt: skip
+            axes.set(xlabel=caption, title=task if row == 0 else None, ylabel="return" if column == 0 else None)
+            axes.grid(alpha=0.25)
+        grid[0][column].legend(fontsize=7, loc="lower right")
+    options.figure.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(options.figure, dpi=110)
+    plt.close(figure)
+    return {"kind": "plot", "figure": str(options.figure), "curves": len(results), "tasks": tasks}

@@ -1,0 +1,80 @@
+"""What this machine has, what would be used of it, and whether the engine works here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdpg.build import default_threads, make_env
+from sdpg.train import versions
+
+ENOUGH_DISK, ENOUGH_MEMORY = 1.0, 2.0  # GB: less is worth a word
+
+
+def examine(folder: Path = Path()) -> dict[str, Any]:
+    """Facts, and "problems": sentences, empty when all is well."""
+    problems: list[str] = []
+    memory, disk = _memory_gb(), _disk_gb(folder, problems)
+    if memory is not None and memory < ENOUGH_MEMORY:
+        problems.append(f"only {memory:.1f} GB of memory are free: take fewer worlds (--num-nominal, --num-auxiliary).")
+    if disk is not None and disk < ENOUGH_DISK:
+        problems.append(f"only {disk:.1f} GB of disk are free here: put runs elsewhere by --run DIR.")
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    threads = default_threads()
+    return {
+        "versions": versions(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_free_gb": memory,
+        "disk_free_gb": disk,
+        "gpu": gpu,
+        "device": "cpu",
+        "why": _why(gpu, threads),
+        "engine": _engine(problems),
+        "problems": problems,
+    }
+
+
+def _why(gpu: str | None, threads: int) -> str:
+    cores = f"the {threads} cores that this process may use"
+    if gpu is not None:
+        return f"physics and learning on {cores}; the GPU ({gpu}) stays idle: this version has physics on the CPU only"
+    return f"physics and learning on {cores}; there is no GPU that torch can use"
+
+
+def _engine(problems: list[str]) -> str:
+    """A few real steps of branched worlds."""
+    try:
+        env = make_env("cartpole", num_nominal=4, num_auxiliary=3)
+        env.branch()
+        step = env.step(torch.zeros(*env.grid, env.task.action_size))
+        alike = bool((step.state == step.state[:, :1]).all())
+        if step.failed.any() or not alike:
+            problems.append("branches of one world went different ways: reinstall mujoco as pinned in constraints.txt.")
+            return "wrong results"
+        return f"mujoco.batch stepped {env.sim.num_worlds} worlds on {env.sim.threads} threads"
+    except Exception as error:  # whatever is broken here is what doctor is for
+        problems.append(f"the physics engine does not work: {type(error).__name__}: {' '.join(str(error).split())}.")
+        return "broken"
+
+
+def _memory_gb() -> float | None:
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) / 2**20
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _disk_gb(folder: Path, problems: list[str]) -> float | None:
+    try:
+        if not os.access(folder, os.W_OK):
+            problems.append(f"'{folder.resolve()}' can't be written: put runs elsewhere by --run DIR.")
+        return shutil.disk_usage(folder).free / 2**30
+    except OSError as error:
+        problems.append(f"'{folder}' can't be looked at: {error.strerror or error}.")
+        return None

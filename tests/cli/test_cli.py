@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import NAN_TASK, subprocess_env, tiny
+
+from sdpg import checkpoint, cli, doctor, train
+from sdpg.cli import main
+from sdpg.errors import SdpgError
+from sdpg.options import _one_line
+
+TINY = "--num-nominal 2 --num-auxiliary 1 --iterations 2 --threads 1 --algo.horizon 4".split()
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    train.train(tiny(iterations=2), folder)
+    return folder
+
+
+def _refused(capsys: Capture, *argv: str) -> str:
+    """Exit code 2, one line on stderr, nothing on stdout."""
+    capsys.readouterr()
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sdpg: ")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+# --- the verbs
+
+
+def test_help_names_every_verb(capsys: Capture) -> None:
+    for argv in ([], ["--help"], ["-h"]):
+        assert main(argv) == 0
+        out = capsys.readouterr().out
+        assert all(verb in out for verb in ("tasks", "train", "eval", "check", "bench", "doctor"))
+    assert main(["--version"]) == 0
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; from sdpg.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], env=subprocess_env(), check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "check", "bench", "doctor"])
+def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
+    assert main([verb, "--help"]) == 0
+    assert verb in capsys.readouterr().out
+
+
+def test_tasks(capsys: Capture) -> None:
+    assert main(["tasks"]) == 0
+    assert "hopper" in capsys.readouterr().out
+    assert main(["tasks", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows["hopper"]["state_size"] == 11
+    assert rows["hopper"]["action_size"] == 3
+
+
+def test_a_broken_plug_in_does_not_hide_the_others(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sdpg.tasks.base.registry", lambda: {"cartpole": "sdpg.tasks.cartpole:Cartpole", "x": "no.no:X"}
+    )
+    assert main(["tasks"]) == 0
+    out = capsys.readouterr().out
+    assert "can't be loaded" in out
+    assert "cartpole" in out
+
+
+def test_train_resume_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "cartpole", *TINY, "--json"]) == 0
+    out, err = capsys.readouterr()
+    summary = json.loads(out)
+    assert summary["iteration"] == 2
+    assert "iteration 2/2" in err
+    run = summary["run"]
+    assert run.startswith("runs/cartpole/sdpg/")
+
+    assert main(["train", "--resume", run, "--iterations", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "going on" in out
+    assert "iteration 4/4" in out
+
+    assert main(["eval", run, "--episodes", "3", "--threads", "1"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert main(["eval", run, "--episodes", "3", "--json", "--write", "deep/result.json", "--checkpoint", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["iteration"] == 2
+    assert json.loads((tmp_path / "deep/result.json").read_text()) == result
+
+
+def test_options_reach_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    seen: dict[str, Any] = {}
+
+    def fake(cfg: Any, run: Any, resume: bool, report: Any, stop: Any) -> dict[str, Any]:
+        seen.update(cfg=cfg, run=run, resume=resume)
+        report("warning", {"message": "careful"})
+        return {}
+
+    monkeypatch.setattr(train, "train", fake)
+    argv = "train hopper --preset paper --minutes 2.5 --seed 7 --device cpu --run here --quiet --algo.no-causal"
+    assert main(argv.split()) == 0
+    cfg = seen["cfg"]
+    assert (cfg.task, cfg.preset, cfg.minutes, cfg.seed, cfg.device) == ("hopper", "paper", 2.5, 7, "cpu")
+    assert (cfg.num_auxiliary, cfg.algo.antithetic, cfg.algo.causal) == (
+        63,
+        False,
+        False,
+    )  # the paper's, but for --algo
+    assert (seen["run"], seen["resume"]) == ("here", False)
+    assert capsys.readouterr().err == "warning: careful\n"
+
+
+def test_check_passes_a_good_task(capsys: Capture) -> None:
+    assert main(["check", "cartpole", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+
+
+def test_check_fails_a_bad_task_with_a_sentence(stranger: Callable[[str, str], str], capsys: Capture) -> None:
+    name = stranger("nan_task_check", NAN_TASK)
+    assert main(["check", f"{name}:Broken"]) == 2
+    out, err = capsys.readouterr()
+    assert "FAIL" in out
+    assert "ok" in out
+    assert all(line.startswith(f"sdpg: task '{name}:Broken'") for line in err.splitlines())
+    assert "Traceback" not in err
+
+
+def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ENOUGH_DISK", 0.0)
+    monkeypatch.setattr(doctor, "ENOUGH_MEMORY", 0.0)
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["device"] == "cpu"
+    assert "mujoco" in facts["versions"]
+    assert "stepped" in facts["engine"]
+
+    monkeypatch.setattr(doctor, "ENOUGH_DISK", 1e9)
+    monkeypatch.setattr(doctor, "ENOUGH_MEMORY", 1e9)
+
+    def broken(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(doctor, "make_env", broken)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("problem: ") == 3
+    assert "no engine" in out
+
+
+# --- the display
+
+
+class _Terminal:
+    """Reports to a display as a run does."""
+
+    def __init__(self, display: Any):
+        display("start", {"run": "r", "task": "cartpole", "iteration": 0, "threads": 1})
+        for i in (1, 2):
+            row = {"iteration": i, "seconds": 3600.0 * i, "Train/mean_reward": 1.0, "Train/mean_episode_length": 9.0}
+            display("iteration", row | {"Perf/total_fps": 1000.0})
+        display("warning", {"message": "careful"})
+        display("end", {"reason": "minutes", "iteration": 2, "seconds": 9.0, "run": "r"})
+
+
+def test_the_live_display(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    with cli._Display(tiny(iterations=100, minutes=130.0), to_stderr=False, quiet=False) as display:
+        assert display.live is not None
+        _Terminal(display)
+    out = capsys.readouterr().out
+    assert "2/100" in out
+    assert "2:00:00 gone, 10:00 left" in out
+    assert "time is up" in out
+
+
+def test_the_plain_display_is_sparing(capsys: Capture) -> None:
+    with cli._Display(tiny(iterations=100), to_stderr=False, quiet=False) as display:
+        _Terminal(display)
+    out, err = capsys.readouterr()
+    assert "iteration 1/100" in out
+    assert "iteration 2/100" not in out  # not yet ten seconds later
+    assert err == "warning: careful\n"
+
+
+# --- bad input
+
+
+def test_unknown_names(capsys: Capture) -> None:
+    assert "did you mean train?" in _refused(capsys, "trian", "hopper")
+    assert "known: tasks" in _refused(capsys, "zzz")
+    assert "unknown option --bogus" in _refused(capsys, "--bogus")
+    assert "unknown task 'hoper'" in _refused(capsys, "train", "hoper")
+    assert "unknown task 'hoper'" in _refused(capsys, "check", "hoper")
+    assert "did you mean --num-nominal?" in _refused(capsys, "train", "hopper", "--num-nominl", "3")
+    assert "did you mean --algo.horizon?" in _refused(capsys, "train", "hopper", "--horizon", "3")
+    assert "don't know what to do with 'more'" in _refused(capsys, "train", "hopper", "more")
+    assert "unknown option --speed" in _refused(capsys, "eval", "x", "--speed", "3")
+    assert "which bench?" in _refused(capsys, "bench", "everything")
+
+
+def test_missing_words(capsys: Capture) -> None:
+    assert "which task?" in _refused(capsys, "train")
+    assert "which run?" in _refused(capsys, "eval")
+    assert "which task?" in _refused(capsys, "check")
+    assert "which bench?" in _refused(capsys, "bench")
+    assert "Missing value" in _refused(capsys, "train", "hopper", "--seed")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--num-nominal", "0", "num-nominal must be at least 1"),
+        ("--num-auxiliary", "0", "num-auxiliary must be at least 1"),
+        ("--num-nominal", "x", "--num-nominal"),
+        ("--iterations", "0", "iterations must be at least 1"),
+        ("--minutes", "-1", "minutes must be positive"),
+        ("--seed", "-1", "seed must be"),
+        ("--device", "tpu", "--device"),
+        ("--device", "cuda", "physics on the CPU only"),
+        ("--preset", "big", "--preset"),
+        ("--obs", "smell", "--obs"),
+        ("--algo.horizon", "0", "algo.horizon must be at least 1"),
+        ("--task", "walker", "given twice"),
+    ],
+)
+def test_bad_values(option: str, value: str, said: str, capsys: Capture, tmp_path: Path) -> None:
+    err = _refused(capsys, "train", "hopper", "--run", str(tmp_path / "run"), option, value)
+    assert said in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_tasks(stranger: Callable[[str, str], str], capsys: Capture) -> None:
+    assert "can't be loaded" in _refused(capsys, "train", "no_such_module:Task")
+    assert "can't be loaded" in _refused(capsys, "train", "sdpg.tasks.hopper:Jumper")
+    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_syntax', 'def (')}:Task")
+    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_import', '1 / 0')}:Task")
+    assert "not a subclass" in _refused(capsys, "train", "collections:OrderedDict")
+
+
+def test_a_nan_reward(stranger: Callable[[str, str], str], capsys: Capture, tmp_path: Path) -> None:
+    name = stranger("nan_task_cli", NAN_TASK)
+    err = _refused(capsys, "train", f"{name}:Broken", *TINY, "--quiet", "--run", "run")
+    assert "reward term 'speed' is NaN" in err
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_bad_runs(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    nowhere, empty = str(tmp_path / "nowhere"), str(tmp_path)
+    assert "no run folder" in _refused(capsys, "eval", nowhere)
+    assert "no run folder" in _refused(capsys, "train", "--resume", nowhere)
+    assert "holds no checkpoint" in _refused(capsys, "eval", empty)
+    assert "no config.json" in _refused(capsys, "train", "--resume", empty)
+    assert "neither 'last' nor an iteration" in _refused(capsys, "eval", str(run), "--checkpoint", "best")
+    assert "episodes is 0" in _refused(capsys, "eval", str(run), "--episodes", "0")
+    (tmp_path / "file").write_text("")
+    assert "can't write" in _refused(
+        capsys, "eval", str(run), "--episodes", "1", "--write", str(tmp_path / "file" / "x.json")
+    )
+
+
+def test_a_resumed_run_keeps_its_options(run: Path, capsys: Capture) -> None:
+    assert "--seed can't change" in _refused(capsys, "train", "--resume", str(run), "--seed", "5")
+    assert "--algo can't change" in _refused(capsys, "train", "--resume", str(run), "--algo.horizon", "5")
+    assert "of task 'cartpole', not 'hopper'" in _refused(capsys, "train", "hopper", "--resume", str(run))
+    assert "--run is for a new run" in _refused(capsys, "train", "--resume", str(run), "--run", "x")
+
+
+def test_a_run_is_never_overwritten(run: Path, capsys: Capture) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    assert f"go on by --resume {run}" in _refused(capsys, "train", "cartpole", *TINY, "--run", str(run))
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_corrupt_and_foreign_checkpoints(run: Path, capsys: Capture) -> None:
+    tensors = checkpoint.find(run) / checkpoint.TENSORS
+    good = tensors.read_bytes()
+    try:
+        for bad in (good[:100], b"", good[:-1] + bytes([good[-1] ^ 1])):
+            tensors.write_bytes(bad)
+            assert "damaged or foreign" in _refused(capsys, "eval", str(run))
+            assert "damaged or foreign" in _refused(capsys, "train", "--resume", str(run), "--iterations", "3")
+    finally:
+        tensors.write_bytes(good)
+    assert main(["eval", str(run), "--episodes", "1", "--json"]) == 0
+
+
+def test_a_full_disk_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """All but the checkpoints could be written: what is there stays, and the line says what to do."""
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if "checkpoints" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    argv = ["train", "cartpole", *TINY, "--run", str(tmp_path / "run"), "--quiet"]
+    err = _refused(capsys, *argv)
+    assert "No space left on device" in err
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_full_disk_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    err = _refused(capsys, "train", "cartpole", *TINY, "--run", str(tmp_path / "run"), "--quiet")
+    assert "can't write the run folder" in err
+
+
+def test_other_errors_of_the_system_are_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fail(argv: object) -> int:
+        raise OSError(errno.EIO, "Input/output error", "some/file")
+
+    monkeypatch.setitem(cli.VERBS, "tasks", (fail, ""))
+    assert "'some/file': Input/output error" in _refused(capsys, "tasks")
+
+
+def test_an_early_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupt(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.VERBS, "tasks", (interrupt, ""))
+    assert main(["tasks"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_messages_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fail(argv: object) -> int:
+        raise SdpgError("two\n  lines")
+
+    monkeypatch.setitem(cli.VERBS, "tasks", (fail, ""))
+    assert _refused(capsys, "tasks") == "sdpg: two lines\n"
+    assert _one_line("╭ Error ─╮\n│ ────── │\n│ a b    │\n│ c.     │\n│ ────── │\n│ more   │\n╰────────╯") == "a b c"
+    assert _one_line("") == "these options can't be read"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["train", "nothing"], "unknown task"),
+        (["train", "hopper", "--num-nominal", "0"], "num-nominal"),
+        (["eval", "nowhere"], "no run folder"),
+    ],
+)
+def test_as_a_process(argv: list[str], said: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sdpg", *argv], env=subprocess_env(), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m sdpg tasks --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=subprocess_env(), capture_output=True, text=True, cwd=tmp_path)
+    assert "Traceback" not in done.stderr

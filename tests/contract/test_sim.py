@@ -1,0 +1,344 @@
+"""The simulator's contract (sim/api.py) on every engine: each promise is quoted above its assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sdpg.sim.api import Simulator
+from sdpg.sim.cpu import CpuSim
+from sdpg.sim.toy import ToySim
+
+# A pushed ball and a hinged pole that hits it, on a floor: contacts, friction, actuator state, a velocity sensor.
+SCENE = """
+<mujoco><option timestep="0.005"/><worldbody><geom type="plane" size="5 5 .1"/>
+<body pos="0 0 .12"><freejoint/><geom name="ball" size=".1" mass=".5"/></body>
+<body pos=".3 0 .6"><joint name="hinge" axis="0 1 0" damping=".05"/>
+<geom type="capsule" size=".03" fromto="0 0 0 0 0 -.5"/></body>
+</worldbody><actuator><general joint="hinge" dyntype="filter" dynprm=".05" gainprm="2"/></actuator>
+<sensor><jointvel joint="hinge"/></sensor></mujoco>
+"""
+READS = ("xpos", "sensordata")
+E = 6
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine writes MUJOCO_LOG.TXT into the current folder when it warns."""
+    monkeypatch.chdir(tmp_path)
+
+
+def _cpu(threads: int = 1, reads: tuple[str, ...] = READS) -> CpuSim:
+    return CpuSim(mujoco.MjModel.from_xml_string(SCENE), E, threads, reads)
+
+
+def _toy() -> ToySim:
+    return ToySim(torch.tensor([[1.0, 0.1], [-0.1, 0.9]]), torch.tensor([[0.0], [0.3]]), E)
+
+
+ENGINES: dict[str, Callable[[], Simulator]] = {
+    "cpu": _cpu,
+    "cpu without derived fields": lambda: _cpu(reads=()),
+    "cpu with accelerations": lambda: _cpu(reads=("qacc",)),
+    "toy": _toy,
+}
+
+
+@pytest.fixture(params=ENGINES)
+def sim(request: pytest.FixtureRequest) -> Simulator:
+    sim = ENGINES[request.param]()
+    _start(sim, torch.arange(E))
+    return sim
+
+
+def _start(sim: Simulator, worlds: Tensor, seed: int = 0) -> None:
+    """Different states in `worlds`, near the model's own."""
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.tensor([0.0, 0.0, 0.12, 1.0, 0.0, 0.0, 0.0, 0.4])[: sim.nq]
+    qpos = base + 0.02 * torch.randn(len(worlds), sim.nq, generator=generator)
+    sim.write(worlds, qpos, 0.5 * torch.randn(len(worlds), sim.nv, generator=generator))
+
+
+def _ctrl(sim: Simulator, t: int) -> Tensor:
+    return torch.randn(sim.num_worlds, sim.nu, generator=torch.Generator().manual_seed(100 + t))
+
+
+def _fields(sim: Simulator) -> dict[str, Tensor]:
+    return {name: values.clone() for name, values in sim.fields.items()}
+
+
+def _run(sim: Simulator, steps: int, ctrl: Callable[[int], Tensor] | None = None) -> list[dict[str, Tensor]]:
+    history = []
+    for t in range(steps):
+        assert not sim.step(ctrl(t) if ctrl else _ctrl(sim, t), 2).any()
+        history.append(_fields(sim))
+    return history
+
+
+def _same(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]], worlds: Tensor | None = None) -> bool:
+    pick = slice(None) if worlds is None else worlds
+    return all(torch.equal(x[name][pick], y[name][pick]) for x, y in zip(a, b, strict=True) for name in x)
+
+
+def _poison(sim: Simulator, world: int) -> None:
+    """A state that is not finite: in the velocity, or in the state if there is none."""
+    worlds = torch.tensor([world])
+    qpos, qvel = sim.fields["qpos"][worlds].clone(), sim.fields["qvel"][worlds].clone()
+    (qvel if sim.nv else qpos)[0, 0] = torch.nan
+    sim.write(worlds, qpos, qvel)
+
+
+def test_steps_are_mj_steps() -> None:
+    """The cpu engine beside plain `mujoco.mj_step`, bit for bit (float64 rows, float32 fields)."""
+    sim = _cpu(threads=2)
+    _start(sim, torch.arange(E))
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    data = [mujoco.MjData(model) for _ in range(E)]
+    for i, d in enumerate(data):
+        d.qpos[:], d.qvel[:] = sim._qpos[i], sim._qvel[i]
+    for t in range(60):
+        ctrl = _ctrl(sim, t)
+        sim.step(ctrl, 2)
+        for i, d in enumerate(data):
+            d.ctrl[:] = ctrl[i].numpy()
+            mujoco.mj_step(model, d, 2)
+            assert np.array_equal(d.qpos, sim._qpos[i]) and np.array_equal(d.qvel, sim._qvel[i])
+            assert torch.equal(sim.fields["qpos"][i], torch.from_numpy(d.qpos.astype(np.float32)))
+    assert max(d.ncon for d in data) > 0  # there was something to disagree about
+
+
+def test_fields_are_current(sim: Simulator) -> None:
+    """5. "`fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state now in the
+    rows." """
+    if "xpos" not in sim.fields:
+        assert set(sim.fields) >= {"qpos", "qvel"}
+        return
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    other = _cpu()
+
+    def check(engine: Simulator) -> None:
+        assert isinstance(engine, CpuSim)
+        for i in range(E):
+            data = mujoco.MjData(model)
+            data.qpos[:], data.qvel[:] = engine._qpos[i], engine._qvel[i]
+            mujoco.mj_forward(model, data)
+            torch.testing.assert_close(engine.fields["xpos"][i], torch.tensor(data.xpos, dtype=torch.float32))
+            torch.testing.assert_close(
+                engine.fields["sensordata"][i], torch.tensor(data.sensordata, dtype=torch.float32)
+            )
+
+    check(sim)  # after write
+    sim.step(_ctrl(sim, 0), 2)
+    check(sim)
+    sim.copy(torch.tensor([0]), torch.tensor([4]))
+    check(sim)
+    other.load_state_dict(sim.state_dict())
+    check(other)
+
+
+def test_fields_are_float32_with_the_worlds_first(sim: Simulator) -> None:
+    for values in sim.fields.values():
+        assert values.dtype == torch.float32 and values.shape[0] == sim.num_worlds
+    assert sim.fields["qpos"].shape == (E, sim.nq) and sim.fields["qvel"].shape == (E, sim.nv)
+
+
+def test_a_copy_goes_on_identically(sim: Simulator) -> None:
+    """2. "`copy` makes dst indistinguishable from src: given equal controls, both go on bit-identically." """
+    _run(sim, 20)  # the warm start is warm, the actuator has a state
+    src, dst = torch.tensor([0, 0, 1]), torch.tensor([3, 5, 4])
+    sim.copy(src, dst)
+    assert all(torch.equal(values[src], values[dst]) for values in sim.fields.values())
+
+    def ctrl(t: int) -> Tensor:
+        u = _ctrl(sim, 50 + t)
+        u[dst] = u[src]
+        return u
+
+    for t in range(64):
+        sim.step(ctrl(t), 2)
+        assert all(torch.equal(values[src], values[dst]) for values in sim.fields.values()), t
+
+
+def test_a_copy_leaves_source_and_strangers_alone(sim: Simulator) -> None:
+    """3. "Worlds do not influence each other: what happens in one ... leaves the others untouched bit for bit." """
+    _run(sim, 10)
+    saved, others = sim.state_dict(), torch.tensor([0, 1, 2, 4])
+    expected = _run(sim, 20)
+    sim.load_state_dict(saved)
+    sim.copy(torch.tensor([0, 1]), torch.tensor([3, 5]))
+    _start(sim, torch.tensor([5]), seed=9)
+    assert _same(expected, _run(sim, 20), others)
+
+
+def test_a_world_is_its_row(sim: Simulator) -> None:
+    """1. "whatever can influence its future is in the integration state ... and in its model parameters": restored, it
+    goes on as before, whatever happened in between."""
+    _run(sim, 15)
+    saved = {name: values.clone() for name, values in sim.state_dict().items()}
+    expected = _run(sim, 30)
+    _start(sim, torch.arange(E), seed=3)
+    _run(sim, 7)
+    sim.load_state_dict(saved)
+    assert _same(expected, _run(sim, 30))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_process_goes_on_identically(engine: str) -> None:
+    """state_dict(): "Everything needed to go on exactly from here", in a newly built simulator."""
+    sim, fresh = ENGINES[engine](), ENGINES[engine]()
+    _start(sim, torch.arange(E))
+    if isinstance(sim, CpuSim):
+        sim.set_params(torch.tensor([2]), {"geom_friction": 0.1 * sim.params("geom_friction")[:1]})
+    _run(sim, 15)
+    fresh.load_state_dict(sim.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(sim.fields.values(), fresh.fields.values(), strict=True))
+    assert _same(_run(sim, 30), _run(fresh, 30))
+
+
+def test_write_starts_anew(sim: Simulator) -> None:
+    """4. "`write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared." """
+    fresh = next(made for f in ENGINES.values() if set((made := f()).fields) == set(sim.fields) and made.nq == sim.nq)
+    _run(sim, 25)
+    for engine in (sim, fresh):
+        _start(engine, torch.arange(E), seed=4)
+    assert _same(_run(sim, 20), _run(fresh, 20))
+
+
+def test_write_clears_the_row() -> None:
+    """4., on the rows themselves; and worlds that are not written keep theirs."""
+    sim = _cpu()
+    _start(sim, torch.arange(E))
+    _run(sim, 25)
+    before = sim._batch.state.copy()
+    assert sim._batch.bind("act")[1].any() and sim._batch.bind("qacc_warmstart")[1].any()
+    _start(sim, torch.tensor([1, 4]), seed=4)
+    for name in ("time", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied"):
+        assert not sim._batch.bind(name)[[1, 4]].any(), name
+    assert np.array_equal(sim._batch.state[[0, 2, 3, 5]], before[[0, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("field", ["geom_friction", "body_mass"])
+def test_parameters_are_per_world_and_are_copied(field: str) -> None:
+    """2. with parameters: "the whole row, parameters and fields too"; dependent constants follow."""
+    sim = _cpu()
+    _start(sim, torch.arange(E))
+    values = sim.params(field)[:2] * torch.tensor([0.2, 3.0], dtype=torch.float64).view(
+        2, *[1] * (sim.params(field).dim() - 1)
+    )
+    sim.set_params(torch.tensor([0, 1]), {field: values})
+    torch.testing.assert_close(sim.params(field)[:2], values)
+    assert torch.equal(sim.params(field)[2], torch.from_numpy(getattr(sim.model, field)))
+    _run(sim, 10)
+    src, dst = torch.tensor([0, 1]), torch.tensor([3, 4])
+    sim.copy(src, dst)
+    assert torch.equal(sim.params(field)[src], sim.params(field)[dst])
+
+    def ctrl(t: int) -> Tensor:
+        u = _ctrl(sim, t)
+        u[dst] = u[src]
+        u[2] = u[0]
+        return u
+
+    sim.write(torch.arange(E), sim.fields["qpos"][[0, 1, 0, 0, 1, 5]], sim.fields["qvel"][[0, 1, 0, 0, 1, 5]])
+    for t in range(64):
+        sim.step(ctrl(t), 2)
+        assert all(torch.equal(x[src], x[dst]) for x in sim.fields.values()), t
+    assert not torch.equal(sim.fields["qpos"][0], sim.fields["qpos"][2])  # same start and controls, other parameters
+
+
+def test_worlds_with_parameters_match_a_model_with_them() -> None:
+    """ "Give `worlds` their own values of model fields; dependent constants follow." """
+    sim, model = _cpu(), mujoco.MjModel.from_xml_string(SCENE)
+    model.body_mass[1] *= 4.0
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    sim.set_params(torch.tensor([2]), {"body_mass": torch.from_numpy(model.body_mass.copy())[None]})
+    _start(sim, torch.arange(E))
+    data = mujoco.MjData(model)
+    data.qpos[:], data.qvel[:] = sim._qpos[2], sim._qvel[2]
+    for t in range(40):
+        ctrl = _ctrl(sim, t)
+        sim.step(ctrl, 2)
+        data.ctrl[:] = ctrl[2].numpy()
+        mujoco.mj_step(model, data, 2)
+    assert np.array_equal(data.qpos, sim._qpos[2])
+
+
+def test_a_failed_world_is_reported_not_raised_and_the_others_go_on(sim: Simulator) -> None:
+    """6. "A world that the engine refuses or warns about is reported by `step`, never raised"; 3. failure included."""
+    _run(sim, 5)
+    saved = sim.state_dict()
+    expected = _run(sim, 10)
+    sim.load_state_dict(saved)
+    _poison(sim, 2)
+    others = torch.tensor([0, 1, 3, 4, 5])
+    reported = torch.zeros(E, dtype=torch.bool)
+    for t, fields in enumerate(expected):
+        reported |= sim.step(_ctrl(sim, t), 2)
+        assert all(torch.equal(sim.fields[name][others], fields[name][others]) for name in fields), t
+    assert reported.tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("mend", ["write", "copy"])
+def test_a_failed_world_is_mended(sim: Simulator, mend: str) -> None:
+    """6. "its next `write` or `copy` mends it." """
+    _poison(sim, 2)
+    assert sim.step(_ctrl(sim, 0), 2)[2]
+    if mend == "write":
+        _start(sim, torch.tensor([2]))
+    else:
+        sim.copy(torch.tensor([0]), torch.tensor([2]))
+    for t in range(10):
+        assert not sim.step(_ctrl(sim, t), 2).any()
+    assert all(torch.isfinite(values).all() for values in sim.fields.values())
+
+
+def test_a_control_that_is_not_finite_is_reported(sim: Simulator) -> None:
+    """6., with a control in place of a state."""
+    ctrl = _ctrl(sim, 0)
+    ctrl[3, 0] = torch.nan
+    assert sim.step(ctrl, 2).tolist() == [i == 3 for i in range(E)]
+    _start(sim, torch.tensor([3]))
+    assert not sim.step(_ctrl(sim, 1), 2).any()
+
+
+def test_nothing_depends_on_the_number_of_threads() -> None:
+    """7. "Nothing depends on the number of threads." """
+    one, two = _cpu(threads=1), _cpu(threads=2)
+    assert (one.threads, two.threads) == (1, 2)
+    for sim in (one, two):
+        _start(sim, torch.arange(E))
+        sim.copy(torch.tensor([1]), torch.tensor([5]))
+    assert _same(_run(one, 60), _run(two, 60))
+
+
+def test_a_row_does_not_depend_on_how_many_there_are() -> None:
+    """3., for worlds that are not there at all."""
+    few = CpuSim(mujoco.MjModel.from_xml_string(SCENE), 2, 1, READS)
+    many = _cpu(threads=2)
+    _start(many, torch.arange(E))
+    few.write(torch.arange(2), many.fields["qpos"][:2].clone(), many.fields["qvel"][:2].clone())
+    many.write(torch.arange(2), many.fields["qpos"][:2].clone(), many.fields["qvel"][:2].clone())
+    for t in range(30):
+        ctrl = _ctrl(many, t)
+        few.step(ctrl[:2], 2)
+        many.step(ctrl, 2)
+        assert torch.equal(few.fields["qpos"], many.fields["qpos"][:2])
+
+
+def test_substeps_are_steps_with_the_same_control(sim: Simulator) -> None:
+    """ "Advance every world by `substeps`". Engines whose fields need a further forward pass are held to the state."""
+    saved = sim.state_dict()
+    for t in range(10):
+        sim.step(_ctrl(sim, t), 3)
+    once = sim.fields["qpos"].clone()
+    sim.load_state_dict(saved)
+    for t in range(10):
+        for _ in range(3):
+            sim.step(_ctrl(sim, t), 1)
+    torch.testing.assert_close(once, sim.fields["qpos"], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,126 @@
+"""The benches run and say what they promise; never an assertion on seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny
+
+from sdpg.algos import sdpg as algorithm
+from sdpg.bench import curve, iteration, plot, sim, smoothing
+from sdpg.errors import SdpgError
+from sdpg.train import train
+
+
+def test_smoothing(tmp_path: Path) -> None:
+    figure = tmp_path / "figures" / "smoothing.png"
+    options = smoothing.Options(deltas=(0.2, 0.5), num_auxiliary=(4, 64), points=61, repeats=32, figure=figure)
+    result = smoothing.run(options)
+    json.dumps(result)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    few, many = (next(r for r in result["rows"] if r["delta"] == 0.5 and r["num_auxiliary"] == m) for m in (4, 64))
+    assert few["rms_error"] / many["rms_error"] == pytest.approx(4.0, rel=0.15)  # sqrt(64 / 4)
+    assert abs(many["bias"]) < 5 * many["rms_error"] / math.sqrt(61 * 32)
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.5])
+def test_smoothing_in_closed_form(delta: float) -> None:
+    """The smoothed function by quadrature, and its gradient by autograd."""
+    a = torch.linspace(-2, 2, 41, dtype=torch.float64, requires_grad=True)
+    eps = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
+    density = torch.exp(-0.5 * eps**2) / math.sqrt(2 * math.pi)
+    for x in a.detach()[::10]:
+        expected = torch.trapezoid(smoothing.function(x + delta * eps) * density, eps)
+        torch.testing.assert_close(smoothing.smoothed(x, delta), expected, rtol=0, atol=1e-4)
+    value = smoothing.smoothed(a, delta)
+    (slope,) = torch.autograd.grad(value.sum(), a)
+    torch.testing.assert_close(smoothing.smoothed_gradient(a.detach(), delta), slope, rtol=1e-6, atol=1e-6)
+
+
+def test_sim() -> None:
+    result = sim.run(sim.Options(task="cartpole", num_worlds=4, steps=3, repeats=1, threads=(1, 2)))
+    json.dumps(result)
+    assert [row["threads"] for row in result["rows"]] == [1, 2]
+    assert all(row[key] > 0 for row in result["rows"] for key in row)
+    assert result["machine"]["cores"] >= 1
+
+
+def test_iteration() -> None:
+    before = algorithm.exploration_noise
+    result = iteration.run(
+        iteration.Options(task="cartpole", num_nominal=2, num_auxiliary=2, iterations=2, warmup=1, threads=1)
+    )
+    json.dumps(result)
+    assert algorithm.exploration_noise is before  # the stopwatch has let go
+    seconds = result["seconds"]
+    assert set(seconds) == {
+        "noise", "policy", "physics", "task functions", "restarts", "value", "actor update", "critic update",
+        "normaliser", "other",
+    }  # fmt: skip
+    assert all(value > 0 for value in seconds.values())
+    assert 0 < result["ratio_to_raw"] < 1 and result["iteration_seconds"] > result["raw_seconds"]
+
+
+def test_the_stopwatch_counts_nested_phases_once() -> None:
+    class Thing:
+        def outer(self) -> int:
+            return self.inner() + 1
+
+        def inner(self) -> int:
+            return 1
+
+    thing, watch = Thing(), iteration.Stopwatch()
+    watch.watch(thing, "outer", "a")
+    watch.watch(thing, "inner", "b")
+    assert thing.outer() == 2
+    assert watch.seconds["a"] > 0 and watch.seconds["b"] == 0
+    thing.inner()
+    assert watch.seconds["b"] > 0
+    watch.reset()
+    assert watch.seconds == {"a": 0.0, "b": 0.0}
+    watch.release()
+    assert not vars(thing)
+
+
+def test_curve_and_plot(tmp_path: Path) -> None:
+    train(tiny(iterations=5), tmp_path / "run")
+    result = curve.run(tmp_path / "run", "cpu preset", "sdpg train cartpole", {"return": 1.0})
+    assert (result["kind"], result["task"], result["label"], result["seed"]) == (
+        "learning",
+        "cartpole",
+        "cpu preset",
+        0,
+    )
+    assert result["curve"]["iteration"] == [1, 2, 3, 4, 5] and len(result["curve"]["return"]) == 5
+    assert result["evaluation"] == {"return": 1.0}
+    curve.save(result, tmp_path / "results" / "cartpole.json")
+    curve.save(result | {"label": "other", "seed": 1}, tmp_path / "results" / "other.json")
+    (tmp_path / "results" / "sim.json").write_text('{"kind": "sim"}')
+    drawn = plot.run(plot.Options(tmp_path / "results", tmp_path / "out" / "learning.png"))
+    assert drawn["curves"] == 2 and drawn["tasks"] == ["cartpole"]
+    assert (tmp_path / "out" / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"cfg": {"task": "hopper", "preset": "cpu", "seed": 3}}')
+    rows = [
+        {"iteration": i, "seconds": 6.0 * i, "Train/mean_reward": None if i < 5 else 1.23456789} for i in range(1, 1002)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = curve.run(tmp_path, "x", "y")["curve"]
+    assert len(made["iteration"]) <= curve.POINTS and made["iteration"][-1] == 1001
+    assert made["minutes"][-1] == 100.1 and made["return"][-1] == 1.2346 and made["length"][-1] is None
+
+
+def test_bad_input_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(SdpgError, match="not a run folder"):
+        curve.run(tmp_path, "x", "y")
+    with pytest.raises(SdpgError, match="no learning curves"):
+        plot.run(plot.Options(tmp_path, tmp_path / "x.png"))
+    (tmp_path / "torn.json").write_text("{")
+    with pytest.raises(SdpgError, match="not a JSON result"):
+        plot.load(tmp_path)

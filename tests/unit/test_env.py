@@ -1,0 +1,335 @@
+"""The reset rules of the grid, on the toy and on a scene of one sliding block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from sdpg.build import make_env
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.rng import RowRng
+from sdpg.sim.toy import ToyTask
+from sdpg.tasks.base import Task
+from sdpg.types import Memory, Physics, Start, Terms
+
+BLOCK = """
+<mujoco><worldbody><geom type="plane" size="9 9 .1"/><body pos="0 0 .1"><freejoint/>
+<geom type="box" size=".1 .1 .1" mass="1"/></body></worldbody>
+<actuator><motor site="s" gear="1 0 0 0 0 0"/></actuator></mujoco>
+""".replace('mass="1"/>', 'mass="1"/><site name="s"/>')
+
+
+class Block(Task):
+    """A block on a floor, pushed along x; it must stay within 1 m. Remembers a goal, its last action and a gust."""
+
+    action_size, state_size, episode_steps = 1, 3, 50
+    params = ("geom_friction",)
+
+    def scene(self) -> mujoco.MjSpec:
+        return mujoco.MjSpec.from_string(BLOCK)
+
+    def start(self, rng: RowRng, n: int) -> Start:
+        qpos = torch.tensor([0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]).repeat(n, 1)
+        qpos[:, 0] = rng.uniform(-0.2, 0.2, 1)[:, 0]
+        friction = torch.tensor([1.0, 0.005, 0.0001]).repeat(n, 2, 1) * rng.uniform(0.2, 1.0, 1)[:, :, None]
+        memory = {"goal": rng.uniform(-1, 1, 2), "previous": torch.zeros(n, 1), "gust": torch.zeros(n)}
+        return Start(qpos, torch.zeros(n, 6), memory, {"geom_friction": friction.double()})
+
+    def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
+        return 20.0 * action + memory["gust"][..., None]
+
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        return {"position": -x.qpos[..., 0].abs(), "rate": -(action - memory["previous"]).square().sum(-1)}
+
+    def terminated(self, x: Physics, memory: Memory) -> Tensor:
+        return x.qpos[..., 0].abs() > 1.0
+
+    def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
+        gust = rng.normal(1)  # (N, 1): along the row
+        return {"goal": memory["goal"], "previous": action.clone(), "gust": gust.expand(action.shape[:2]).contiguous()}
+
+    def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
+        parts = (x.qpos[..., :1], x.qvel[..., :1], memory["previous"])
+        return {"state": torch.cat(parts, -1), "proprio": x.qvel[..., :1].clone()}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine writes MUJOCO_LOG.TXT into the current folder when it warns."""
+    monkeypatch.chdir(tmp_path)
+
+
+def _toy_env(n: int = 3, m: int = 4, seed: int = 0, first_row: int = 0, **options: float) -> BranchedEnv:
+    task = ToyTask(**options)  # type: ignore[arg-type]
+    return BranchedEnv(task, task.sim(n * (1 + m)), n, seed, first_row)
+
+
+def _block_env(n: int = 3, m: int = 4, threads: int = 1, seed: int = 0) -> BranchedEnv:
+    return make_env(Block(), n, m, seed, threads)
+
+
+def _action(env: BranchedEnv, t: int, along_rows: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 + t)
+    action = 2 * torch.rand(*env.grid, env.task.action_size, generator=generator) - 1
+    return action[:, :1].expand_as(action).contiguous() if along_rows else action
+
+
+def _is_branched(env: BranchedEnv, row: int) -> bool:
+    x, memory = env.physics(), env.memory
+    tensors = [x.qpos, x.qvel, *memory.values()]
+    return all(torch.equal(v[row], v[row, :1].expand_as(v[row])) for v in tensors)
+
+
+def _advance(env: BranchedEnv, steps: int, along_rows: bool = False) -> None:
+    for t in range(steps):
+        env.restart(env.step(_action(env, t, along_rows)))
+
+
+def test_every_row_starts_branched_and_rows_differ() -> None:
+    env = _block_env()
+    assert env.grid == (3, 5)
+    assert all(_is_branched(env, row) for row in range(3))
+    assert len(env.physics().qpos[:, 0, 0].unique()) == 3 and len(env.memory["goal"][:, 0, 0].unique()) == 3
+
+
+def test_branch_copies_the_nominal_physics_memory_and_all() -> None:
+    env = _block_env()
+    _advance(env, 5)
+    assert not _is_branched(env, 0)
+    nominal = env.physics().qpos[:, 0].clone()
+    env.branch()
+    assert all(_is_branched(env, row) for row in range(3))
+    assert torch.equal(env.physics().qpos[:, 0], nominal)
+
+
+def test_after_a_branch_equal_actions_give_equal_futures() -> None:
+    """Bit for bit, 64 steps, through restarts, with contacts, memory, per-row parameters and drawn gusts."""
+    env = _block_env()
+    _advance(env, 7)
+    env.branch()
+    for t in range(64):
+        step = env.step(_action(env, t, along_rows=True))
+        for values in (step.reward, step.terminated, step.truncated, step.state):
+            assert torch.equal(values, values[:, :1].expand_as(values)), t
+        env.restart(step)
+    assert env.episodes > 0
+
+
+def test_auxiliary_actions_never_change_the_nominal_column() -> None:
+    env, other = _block_env(), _block_env()
+    for t in range(64):
+        action, changed = _action(env, t), _action(env, t)
+        changed[:, 1:] = -changed[:, 1:].flip(1)
+        a, b = env.step(action), other.step(changed)
+        assert torch.equal(a.reward[:, 0], b.reward[:, 0]) and torch.equal(a.state[:, 0], b.state[:, 0])
+        env.restart(a)
+        other.restart(b)
+    assert torch.equal(env.clock, other.clock)
+
+
+def test_a_terminated_auxiliary_is_copied_from_the_nominal_as_it_is_now() -> None:
+    env = _toy_env(a=torch.eye(1), b=torch.eye(1), limit=1.5, start_std=0.0)
+    action = torch.zeros(3, 5, 1)
+    action[:, 0] = 0.5
+    action[1, 2] = 0.99
+    assert not env.restart(env.step(action)).any()
+    step = env.step(action)  # states: nominals 1.0, branch (1, 2) 1.98: beyond the limit
+    assert step.terminated.nonzero().tolist() == [[1, 2]]
+    clock = env.clock.clone()
+    cut = env.restart(step)
+    assert cut.nonzero().tolist() == [[1, 2]]
+    x = env.physics().qpos
+    assert x[1, 2].item() == x[1, 0].item() == 1.0  # the current nominal, not its start
+    assert (x[1, [1, 3, 4]] == 0).all()  # its neighbours are left alone
+    assert step.state[1, 2].item() == pytest.approx(1.98)  # the state before the restart
+    assert torch.equal(env.clock, clock) and env.episodes == 0
+
+
+def test_a_copied_auxiliary_takes_the_nominals_memory() -> None:
+    env = _block_env()
+    _advance(env, 3)
+    step = env.step(_action(env, 9))
+    step.terminated[2, 3] = True
+    step.truncated[2, 3] = False
+    env.restart(step)
+    assert all(torch.equal(v[2, 3], v[2, 0]) for v in env.memory.values())
+    assert not torch.equal(env.memory["previous"][2, 2], env.memory["previous"][2, 0])
+
+
+def test_a_terminated_nominal_restarts_and_branches_its_row_again() -> None:
+    env = _toy_env(a=torch.eye(1), b=torch.eye(1), limit=1.5)
+    env.sim.write(torch.arange(15), torch.zeros(15, 1), torch.zeros(15, 0))
+    action = torch.zeros(3, 5, 1)
+    action[1, 0] = 0.9
+    env.restart(env.step(action))
+    step = env.step(action)
+    assert step.terminated.nonzero().tolist() == [[1, 0]]
+    cut = env.restart(step)
+    assert cut.tolist() == [[False] * 5, [True] * 5, [False] * 5]  # every trajectory of the row ends here
+    assert env.clock.tolist() == [2, 0, 2] and env.episodes == 1
+    assert _is_branched(env, 1) and env.physics().qpos[1, 0].item() not in (0.0, pytest.approx(1.8))
+    assert step.state[1, 0].item() == pytest.approx(1.8)
+    assert env.mean_episode() == (pytest.approx(step.reward[1, 0].item() - 0.9**2 - 0.1 * 0.9**2), 2.0)
+
+
+def test_the_time_limit_truncates_whole_rows_and_keeps_the_state_before() -> None:
+    env = _toy_env(episode_steps=3)
+    for t in range(2):
+        step = env.step(_action(env, t))
+        assert not step.truncated.any()
+        assert not env.restart(step).any()
+    step = env.step(_action(env, 2))
+    assert step.truncated.all() and not step.terminated.any()
+    before = env.physics().qpos.clone()
+    assert env.restart(step).all()
+    assert torch.equal(step.state, before)
+    assert not torch.equal(env.physics().qpos, before)
+    assert env.clock.tolist() == [0, 0, 0] and env.episodes == 3
+
+
+def test_terminated_at_the_time_limit_is_terminated() -> None:
+    env = _toy_env(episode_steps=1, limit=0.0)
+    step = env.step(_action(env, 0))
+    assert step.terminated.all() and not step.truncated.any()
+
+
+def test_the_next_segment_goes_on() -> None:
+    env = _block_env()
+    _advance(env, 4)
+    clock, nominal = env.clock.clone(), env.physics().qpos[:, 0].clone()
+    env.branch()
+    assert torch.equal(env.clock, clock) and torch.equal(env.physics().qpos[:, 0], nominal)
+
+
+def test_parameters_are_drawn_per_row_and_shared_along_it() -> None:
+    env = _block_env()
+    friction = env.sim.params("geom_friction").view(3, 5, 2, 3)
+    assert torch.equal(friction, friction[:, :1].expand_as(friction))
+    assert len(friction[:, 0, 0, 0].unique()) == 3
+    step = env.step(_action(env, 0))
+    step.terminated[1, 0] = True
+    env.restart(step)
+    again = env.sim.params("geom_friction").view(3, 5, 2, 3)
+    assert torch.equal(again, again[:, :1].expand_as(again))
+    assert torch.equal(again[[0, 2]], friction[[0, 2]]) and not torch.equal(again[1], friction[1])
+
+
+class _Nan(ToyTask):
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        return {"r": torch.where(action[..., 0] > 0.9, torch.nan, 1.0)}
+
+
+def test_a_reward_that_is_not_finite_is_a_failed_world() -> None:
+    task = _Nan()
+    env = BranchedEnv(task, task.sim(6), 2)
+    action = torch.zeros(2, 3, 1)
+    action[0, 1] = action[1, 0] = 1.0
+    step = env.step(action)
+    assert step.failed.tolist() == step.terminated.tolist() == [[False, True, False], [True, False, False]]
+    assert step.reward.tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+    assert (step.state[step.failed] == 0).all() and torch.isfinite(step.state).all()
+    assert env.restart(step).tolist() == [[False, True, False], [True, True, True]]
+    assert torch.isfinite(env.observe().state).all()
+    assert not env.step(torch.zeros(2, 3, 1)).failed.any()
+
+
+@pytest.mark.parametrize("column", [0, 2])
+def test_a_world_that_the_engine_gives_up_is_mended(column: int) -> None:
+    env = _block_env()
+    _advance(env, 3)
+    action = _action(env, 5)
+    action[1, column] = torch.nan
+    step = env.step(action)
+    assert step.failed.nonzero().tolist() == [[1, column]]
+    assert torch.isfinite(step.reward).all() and torch.isfinite(step.state).all()
+    env.restart(step)
+    for t in range(5):
+        step = env.step(_action(env, t))
+        assert not step.failed.any()
+        assert torch.isfinite(step.reward).all()
+        env.restart(step)
+
+
+def test_observing_changes_nothing_and_shows_nominals_to_the_policy() -> None:
+    env = _block_env()
+    _advance(env, 3)
+    first, second = env.observe(), env.observe()
+    assert torch.equal(first.state, second.state) and first.state.shape == (3, 5, 3)
+    assert set(first.sources) == {"state", "proprio"}
+    assert torch.equal(first.sources["state"], first.state[:, 0]) and first.sources["proprio"].shape == (3, 1)
+
+
+def test_the_reward_is_the_sum_of_its_terms() -> None:
+    env = _block_env()
+    step = env.step(_action(env, 0))
+    assert set(env.terms) == {"position", "rate"}
+    torch.testing.assert_close(step.reward, env.terms["position"] + env.terms["rate"])
+
+
+def test_one_branch_is_ordinary_reinforcement_learning() -> None:
+    env = _toy_env(m=0, episode_steps=2)
+    env.branch()
+    _advance(env, 2)
+    assert env.grid == (3, 1) and env.episodes == 3
+
+
+def test_a_restored_environment_goes_on_identically() -> None:
+    env, fresh = _block_env(), _block_env(seed=5)
+    _advance(env, 30)
+    fresh._start_rng, fresh._step_rng = _block_env()._start_rng, _block_env()._step_rng  # the seed belongs to the run
+    fresh.load_state_dict(env.state_dict())
+    assert env.mean_episode() == fresh.mean_episode() or env.episodes == 0
+    for t in range(60):
+        a, b = env.step(_action(env, t)), fresh.step(_action(env, t))
+        assert torch.equal(a.reward, b.reward) and torch.equal(a.state, b.state), t
+        env.restart(a)
+        fresh.restart(b)
+    assert torch.equal(env.clock, fresh.clock) and env.episodes == fresh.episodes > 0
+    assert env.mean_episode() == fresh.mean_episode()
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    one, two = _block_env(threads=1), _block_env(threads=2)
+    for t in range(60):
+        a, b = one.step(_action(one, t)), two.step(_action(one, t))
+        assert torch.equal(a.reward, b.reward) and torch.equal(a.state, b.state)
+        one.restart(a)
+        two.restart(b)
+
+
+def test_rows_do_not_depend_on_how_they_are_spread() -> None:
+    """Rows 2..3 of a large environment are rows 0..1 of one that starts at row 2."""
+    whole, part = _toy_env(n=4, episode_steps=5), _toy_env(n=2, first_row=2, episode_steps=5)
+    for t in range(12):
+        action = _action(whole, t)
+        a, b = whole.step(action), part.step(action[2:])
+        assert torch.equal(a.reward[2:], b.reward) and torch.equal(a.state[2:], b.state)
+        whole.restart(a)
+        part.restart(b)
+
+
+class _PerBranch(ToyTask):
+    def start(self, rng: RowRng, n: int) -> Start:
+        return Start(torch.zeros(n + 1, 2), torch.zeros(n, 0))
+
+
+def test_a_start_of_the_wrong_size_is_refused_in_plain_words() -> None:
+    task = _PerBranch()
+    with pytest.raises(SdpgError, match="drew 'qpos' with leading size 4 for 3 rows"):
+        BranchedEnv(task, task.sim(6), 3)
+
+
+@pytest.mark.parametrize(("n", "m", "word"), [(0, 1, "num-nominal"), (1, -1, "num-auxiliary")])
+def test_sizes_that_cannot_be(n: int, m: int, word: str) -> None:
+    with pytest.raises(SdpgError, match=word):
+        make_env(Block(), n, m)
+
+
+def test_before_the_first_episode_ends_there_is_no_mean() -> None:
+    mean, length = _toy_env().mean_episode()
+    assert mean != mean and length != length

@@ -1,0 +1,72 @@
+"""Who may know whom: every module sees the layers below its own, and its own package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import SRC
+
+LAYERS = [
+    {"types", "rng", "errors"},
+    {"sim", "render", "nn", "tasks"},  # do not see each other
+    {"env"},
+    {"algos"},
+    {"config", "presets"},
+    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options"},
+    {"cli", "__main__"},
+]
+APART = LAYERS[1]
+# The toy system is an engine and its task in one: the analytic gradient needs both.
+EXCEPTIONS = {("sim/toy.py", "sdpg.tasks.base")}
+FILES = sorted((SRC / "sdpg").rglob("*.py"))
+
+
+def _layer(part: str) -> int:
+    for level, parts in enumerate(LAYERS):
+        if part in parts:
+            return level
+    raise AssertionError(f"'{part}' belongs to no layer: give it one in tests/unit/test_imports.py")
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "sdpg")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "sdpg":
+                yield from (f"sdpg.{alias.name}" for alias in node.names if alias.name != "__version__")
+            elif node.module and node.module.startswith("sdpg."):
+                yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_layers(path: Path) -> None:
+    relative = path.relative_to(SRC / "sdpg")
+    mine = relative.parts[0].removesuffix(".py")
+    if mine == "__init__":
+        assert not list(_imports(path))
+        return
+    for name in _imports(path):
+        if name == "sdpg" or (relative.as_posix(), name) in EXCEPTIONS:
+            continue
+        theirs = name.split(".")[1]
+        if theirs == mine:
+            continue
+        assert _layer(theirs) <= _layer(mine), f"{relative} must not import {name}"
+        assert not (mine in APART and theirs in APART), f"{relative} must not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_only_the_command_line_prints(path: Path) -> None:
+    if path.name == "cli.py":
+        return
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+
+
+def test_files_stay_readable() -> None:
+    assert not {str(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 500}

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sdpg import log
+from sdpg.log import RunLog
+
+
+def _write(folder: Path, iterations: range, resume_at: int | None = None) -> list[str]:
+    warnings: list[str] = []
+    sink = RunLog(folder, warnings.append, resume_at)
+    for i in iterations:
+        sink.write({"iteration": i, "Train/mean_reward": float(i), "note": "text", "Train/nothing": math.nan})
+    sink.close()
+    return warnings
+
+
+def test_rows_are_json_and_nan_is_null(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 4))
+    rows = log.read(tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert rows[0] == {"iteration": 1, "Train/mean_reward": 1.0, "note": "text", "Train/nothing": None}
+
+
+def test_a_resumed_log_goes_on_in_place(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 8))
+    with open(tmp_path / log.METRICS, "ab") as file:
+        file.write(b'{"iteration": 8, "torn')
+    _write(tmp_path, range(5, 7), resume_at=4)
+    assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_tensorboard_reads_the_events_and_forgets_what_a_resume_overtook(tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 8))
+    first = next(tmp_path.glob("events*"))
+    first.rename(tmp_path / "events.out.tfevents.1.1")  # files are read in the order of their names
+    _write(tmp_path, range(5, 7), resume_at=4)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["scalars"] == ["Train/mean_reward"]
+    assert [scalar.step for scalar in events.Scalars("Train/mean_reward")] == [1, 2, 3, 4, 5, 6]
+
+
+class FullFile:
+    """A file on a disk that is full for a while."""
+
+    def __init__(self, file: Any):
+        self.file, self.full = file, False
+
+    def write(self, data: bytes) -> int:
+        if self.full:
+            self.file.write(data[:3])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_costs_a_warning_and_no_row(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    sink = RunLog(tmp_path, warnings.append)
+    disk = FullFile(sink._file)
+    sink._file = disk  # type: ignore[assignment]
+    for i, full in enumerate([False, True, True, False], start=1):
+        disk.full = full
+        sink.write({"iteration": i})
+    sink.close()
+    assert len(warnings) == 1
+    assert "No space left" in warnings[0]
+    assert [json.loads(line)["iteration"] for line in (tmp_path / log.METRICS).read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_events_that_cannot_be_written_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    sink = RunLog(tmp_path, warnings.append)
+
+    def full(data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sink._events, "write", full)
+    sink.write({"iteration": 1, "x": 1.0})
+    sink.write({"iteration": 2, "x": 1.0})
+    sink.close()
+    assert len(warnings) == 1
+    assert len(log.read(tmp_path)) == 2

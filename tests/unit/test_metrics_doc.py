@@ -1,0 +1,31 @@
+"""Every metric that a run writes is documented, and every documented metric is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from conftest import tiny
+
+from sdpg import log
+from sdpg.train import train
+
+DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def _documented() -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)` \|", DOC.read_text(), flags=re.MULTILINE))
+
+
+def test_names(tmp_path: Path) -> None:
+    train(tiny(iterations=2), tmp_path / "run")
+    written = set().union(*log.read(tmp_path / "run"))
+    general = {re.sub(r"^Episode_Reward/.*", "Episode_Reward/<term>", name) for name in written}
+    documented = _documented()
+    assert general - documented == set(), "not in docs/metrics.md"
+    assert documented - general == set(), "in docs/metrics.md, but no run writes them"
+
+
+def test_each_is_documented_once() -> None:
+    names = re.findall(r"^\| `([^`]+)` \|", DOC.read_text(), flags=re.MULTILINE)
+    assert len(names) == len(set(names))

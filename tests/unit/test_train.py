@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import NAN_TASK, subprocess_env, tiny
+
+from sdpg import checkpoint, log, train
+from sdpg.errors import SdpgError
+
+CHANGING = ("seconds", "Perf/")  # metrics that are never twice the same
+
+
+class Recorder:
+    """Keeps what a run reports; `stop` becomes true after an iteration."""
+
+    def __init__(self, stop_after: int | None = None):
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.stop_after, self.iteration = stop_after, 0
+
+    def __call__(self, what: str, facts: Mapping[str, Any]) -> None:
+        self.events.append((what, dict(facts)))
+        if what == "iteration":
+            self.iteration = facts["iteration"]
+
+    def stop(self) -> bool:
+        return self.stop_after is not None and self.iteration >= self.stop_after
+
+    def messages(self) -> list[str]:
+        return [facts["message"] for what, facts in self.events if what == "warning"]
+
+
+def _tensors(run: Path) -> dict[str, Any]:
+    flat = checkpoint.flatten(checkpoint.load(checkpoint.find(run)).state)
+    return {name: value for name, value in flat.items() if name != "run/seconds"}
+
+
+def _assert_same(a: Path, b: Path) -> None:
+    """Parameters, optimisers, environments and metrics, bit for bit."""
+    first, second = _tensors(a), _tensors(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, second[name]), name
+        else:
+            assert value == second[name], name
+    for one, two in zip(log.read(a), log.read(b), strict=True):
+        assert {k: v for k, v in one.items() if not k.startswith(CHANGING)} == {
+            k: v for k, v in two.items() if not k.startswith(CHANGING)
+        }
+
+
+@pytest.mark.parametrize("task", ["cartpole", "hopper"])
+def test_a_resumed_run_is_the_run_that_never_stopped(task: str, tmp_path: Path) -> None:
+    cfg = tiny(task, iterations=10, horizon=12, checkpoint_every=3)
+    train.train(cfg, tmp_path / "whole")
+    recorder = Recorder(stop_after=5)
+    summary = train.train(cfg, tmp_path / "parts", report=recorder, stop=recorder.stop)
+    assert (summary["reason"], summary["iteration"]) == ("stopped", 5)
+    summary = train.train(cfg, tmp_path / "parts", resume=True)
+    assert (summary["reason"], summary["iteration"]) == ("iterations", 10)
+    _assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """Rows beyond the checkpoint are dropped and computed anew."""
+    cfg = tiny(iterations=8, checkpoint_every=3)
+    train.train(cfg, tmp_path / "whole")
+    train.train(replace(cfg), tmp_path / "killed")
+    root = tmp_path / "killed" / "checkpoints"
+    (root / "last").write_text("00000003")
+    (root / ".tmp-00000009-1").mkdir()
+    train.train(cfg, tmp_path / "killed", resume=True)
+    _assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert not (root / ".tmp-00000009-1").exists()
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_same_seed_and_threads_are_bit_identical_after_20_iterations(threads: int, tmp_path: Path) -> None:
+    cfg = tiny("hopper", iterations=20, threads=threads, num_nominal=4, num_auxiliary=3, horizon=8)
+    train.train(cfg, tmp_path / "a")
+    train.train(cfg, tmp_path / "b")
+    _assert_same(tmp_path / "a", tmp_path / "b")
+    train.train(replace(cfg, seed=1), tmp_path / "c")
+    assert not torch.equal(_tensors(tmp_path / "a")["env/sim.rows"], _tensors(tmp_path / "c")["env/sim.rows"])
+
+
+def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = train.train(tiny(iterations=3))
+    again = train.train(tiny(iterations=1))
+    run = Path(summary["run"])
+    assert run.parent == Path("runs/cartpole/sdpg")
+    assert again["run"] != summary["run"]
+    config = json.loads((run / "config.json").read_text())
+    assert train.cfg_from_dict(config["cfg"]) == tiny(iterations=3)
+    session = config["sessions"][0]
+    assert set(session["versions"]) >= {"sdpg", "mujoco", "torch", "numpy"}
+    assert len(session["model_sha256"]) == 64
+    rows = log.read(run)
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["Train/env_steps"] == 3 * 6 * 9
+    expected = {"Train/mean_reward", "Train/mean_episode_length", "Train/reward_per_step", "Train/failed"}
+    expected |= {"Train/episodes", "Perf/total_fps", "Perf/collect_seconds", "Perf/update_seconds", "Perf/memory_mb"}
+    assert expected <= set(rows[-1])
+    assert any(name.startswith("Episode_Reward/") for name in rows[-1])
+    assert list(run.glob("events.out.tfevents.*"))
+
+
+def test_resume_appends_a_session_and_keeps_the_time(tmp_path: Path) -> None:
+    train.train(tiny(iterations=2), tmp_path / "run")
+    first = checkpoint.load(checkpoint.find(tmp_path / "run")).state["run"]["seconds"]
+    train.train(tiny(iterations=4), tmp_path / "run", resume=True)
+    assert len(train.read_config(tmp_path / "run")["sessions"]) == 2
+    assert checkpoint.load(checkpoint.find(tmp_path / "run")).state["run"]["seconds"] > first
+    seconds = [row["seconds"] for row in log.read(tmp_path / "run")]
+    assert seconds == sorted(seconds)
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    train.train(tiny(iterations=2), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert train.train(tiny(iterations=2), tmp_path / "run", resume=True)["iteration"] == 2
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_minutes_count_all_sessions(tmp_path: Path) -> None:
+    summary = train.train(tiny(iterations=10**6, minutes=0.02), tmp_path / "run")
+    assert summary["reason"] == "minutes"
+    assert summary["iteration"] > 0
+    again = train.train(tiny(iterations=10**6, minutes=0.02), tmp_path / "run", resume=True)
+    assert again["iteration"] == summary["iteration"]
+
+
+def test_a_nan_reward_stops_the_run_and_names_the_term(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
+    name = stranger("nan_task_train", NAN_TASK)
+    with pytest.raises(SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed'"):
+        train.train(tiny(f"{name}:Broken"), tmp_path / "run")
+    assert [row["Train/failed"] for row in log.read(tmp_path / "run")] == [1.0]
+
+
+LATE_NAN = (
+    NAN_TASK
+    + """
+class Late(Cartpole):
+    steps = 0
+    def reward(self, x, memory, action):
+        Late.steps += 1
+        bad = torch.nan if Late.steps > 20 else 0.0
+        return {"late": x.qpos[..., 0] + bad}
+"""
+)
+
+
+def test_what_was_learned_before_a_failure_is_saved(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
+    name = stranger("late_nan_task", LATE_NAN)
+    with pytest.raises(SdpgError, match="reward term 'late'"):
+        train.train(tiny(f"{name}:Late", iterations=10, checkpoint_every=100), tmp_path / "run")
+    assert checkpoint.load(checkpoint.find(tmp_path / "run")).iteration == 3  # 3 x 6 steps were fine
+    assert [row["iteration"] for row in log.read(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def _full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_warns_and_the_next_save_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    real, saves = checkpoint.save, []
+
+    def flaky(*args: Any) -> Path:
+        saves.append(args[1])
+        return _full() if len(saves) == 1 else real(*args)  # type: ignore[return-value]
+
+    monkeypatch.setattr(checkpoint, "save", flaky)
+    train.train(tiny(iterations=4, checkpoint_every=2), tmp_path / "run", report=recorder)
+    assert saves == [2, 4]
+    assert len(recorder.messages()) == 1
+    assert "can't save iteration 2" in recorder.messages()[0]
+    assert checkpoint.find(tmp_path / "run").name == "00000004"
+
+
+def test_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train.train(tiny(iterations=2), tmp_path / "run")
+    monkeypatch.setattr(checkpoint, "save", _full)
+    with pytest.raises(SdpgError, match="can't save iteration 3 .*No space left.*older checkpoints are untouched"):
+        train.train(tiny(iterations=3), tmp_path / "run", resume=True)
+    assert checkpoint.find(tmp_path / "run").name == "00000002"
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thing").write_text("mine")
+    with pytest.raises(SdpgError, match="not empty; give another --run"):
+        train.train(tiny(), tmp_path)
+    with pytest.raises(SdpgError, match="can't write the run folder"):
+        train.train(tiny(), tmp_path / "thing" / "run")
+    assert (tmp_path / "thing").read_text() == "mine"
+
+
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
+    train.train(tiny("cartpole", iterations=1), tmp_path / "run")
+    with pytest.raises(SdpgError, match="does not fit"):
+        train.train(tiny("hopper", iterations=2), tmp_path / "run", resume=True)
+
+
+def test_a_changed_scene_is_told(tmp_path: Path) -> None:
+    train.train(tiny(iterations=1), tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["sessions"][0]["model_sha256"] = "0" * 64
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    recorder = Recorder()
+    train.train(tiny(iterations=2), tmp_path / "run", resume=True, report=recorder)
+    assert "scene is not the one" in recorder.messages()[0]
+
+
+def test_bad_configs_are_refused() -> None:
+    with pytest.raises(SdpgError, match="does not know: bogus"):
+        train.cfg_from_dict({"task": "x", "bogus": 1})
+    with pytest.raises(SdpgError, match="not one of sdpg"):
+        train.cfg_from_dict({})
+    with pytest.raises(SdpgError, match="num-nominal must be at least 1"):
+        train.cfg_from_dict({"task": "x", "num_nominal": 0})
+    with pytest.raises(SdpgError, match="physics on the CPU only"):
+        train.train(tiny(device="cuda"))
+
+
+def test_config_json_that_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SdpgError, match=r"has no config\.json"):
+        train.read_config(tmp_path)
+    for text in ("{", "[]", '{"cfg": 3}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SdpgError, match="can't be read"):
+            train.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_iteration_and_saves(number: signal.Signals, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = "--num-nominal 2 --num-auxiliary 1 --threads 1 --iterations 1000000 --checkpoint-every 1000000".split()
+    command = [sys.executable, "-m", "sdpg", "train", "cartpole", "--run", str(run), *options]
+    process = subprocess.Popen(
+        command, env=subprocess_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (run / log.METRICS).exists() or not log.read(run):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "stopped, saved" in out
+    saved = checkpoint.load(checkpoint.find(run))
+    assert saved.iteration == log.read(run)[-1]["iteration"]
+
+
+def test_the_second_signal_ends_the_process() -> None:
+    script = (
+        "import os, signal, sdpg.train\n"
+        "with sdpg.train.stop_on_signals() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop()\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=subprocess_env(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_first_signal_is_remembered_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with train.stop_on_signals() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+    assert signal.getsignal(signal.SIGTERM) is before
