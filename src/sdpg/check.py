@@ -156,7 +156,7 @@ def _check_views(task: Task, env_factory: EnvFactory) -> None:
         answer = call(sample)
         for value in answer.values() if isinstance(answer, dict) else [answer]:
             key = live.get(value.untyped_storage().data_ptr())
-            if name != "control" and key is not None:  # controls are used up at once
+            if name in ("reward", "advance") and key is not None:  # what others return is used or copied at once
                 _fail(f"{name}() returns a view of {key}, which the next step overwrites; return a copy.")
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,8 +121,7 @@ def train(argv: Argv) -> int:
     if resume is not None and not wants_help(rest):
         base = training.cfg_from_dict(training.read_config(Path(resume))["cfg"])
     else:
-        preset, obs = peek(rest, "--preset") or "cpu", peek(rest, "--obs") or "state"
-        base = presets.resolve(task or "TASK", preset, obs)
+        base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
     kind = _train_options()
     options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
     cfg: TrainCfg = options.cfg
@@ -134,6 +134,17 @@ def train(argv: Argv) -> int:
     if options.json:
         _print_json(summary)
     return 0
+
+
+def _choice(argv: Argv, name: str) -> str:
+    """An option that decides the defaults of the others. tyro trusts defaults, so the value is checked here."""
+    from sdpg.config import TrainCfg
+
+    allowed = typing.get_args(typing.get_type_hints(TrainCfg)[name])
+    value = peek(argv, f"--{name}") or getattr(TrainCfg, name)
+    if value not in allowed:
+        raise SdpgError(f"--{name} '{value}' is not known; give one of {', '.join(allowed)}")
+    return value
 
 
 def _refuse_other_run(base: TrainCfg, cfg: TrainCfg, task: str | None, run: str | None) -> None:
@@ -199,8 +210,8 @@ class _Display:
         self.first = self.first or (iteration, seconds)
         left = self._seconds_left(iteration, seconds)
         line = (
-            f"iteration {iteration}/{self.cfg.iterations}  return {row['Train/mean_reward']:.1f}  "
-            f"length {row['Train/mean_episode_length']:.0f}  {row['Perf/total_fps']:,.0f} steps/s  "
+            f"iteration {iteration}/{self.cfg.iterations}  return {_number(row['Train/mean_reward'], '.1f')}  "
+            f"length {_number(row['Train/mean_episode_length'], '.0f')}  {row['Perf/total_fps']:,.0f} steps/s  "
             f"{_duration(seconds)} gone, {_duration(left)} left"
         )
         if self.live is not None:
@@ -220,6 +231,10 @@ class _Display:
 
 
 _END = {"iterations": "finished", "minutes": "time is up", "stopped": "stopped, saved"}
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)  # no episode has ended yet
 
 
 def _duration(seconds: float) -> str:
@@ -314,6 +329,7 @@ BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
+    "plot": "draw the learning curves in benchmarks/results",
 }
 
 

@@ -1,7 +1,7 @@
 """(task, preset) -> a run's configuration, as differences from the defaults.
 
-`paper`: the paper's table of hyper-parameters. `cpu`: what learned most per minute on two cores (docs/algorithm.md tells
-what was tried).
+`paper`: the paper's table of hyper-parameters. `cpu`: what learned most per minute on two cores (docs/algorithm.md
+tells what was tried).
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def _words(keys: Tensor, counter: Tensor, count: int) -> Tensor:
     """`count` random 64-bit words per key: (n,), (n,) -> (n, count)."""
     index = counter[:, None] + torch.arange(1, count + 1, device=keys.device)
     if keys.device.type == "cpu":  # the same words; torch multiplies int64 an order of magnitude slower than numpy
-        unsigned = _mix_numpy(keys.numpy()[:, None].view(np.uint64) + index.numpy().view(np.uint64) * np.uint64(_WEYL % 2**64))
+        unsigned = _mix_numpy(
+            keys.numpy()[:, None].view(np.uint64) + index.numpy().view(np.uint64) * np.uint64(_WEYL % 2**64)
+        )
         return torch.from_numpy(unsigned.view(np.int64))
     return _mix(keys[:, None] + index * _WEYL)
 

@@ -120,7 +120,7 @@ class _Run:
             raise SdpgError(self._failure(rollout, failed))
         metrics = algo.update(rollout, cfg.iterations)
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
-        if algo.iteration >= self.due:
+        if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save(final=False)
             self.due = algo.iteration + cfg.checkpoint_every
 

@@ -28,6 +28,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _no_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad input that slips through must fail the test at once, not train for hours."""
+    real = train.train
+
+    def guarded(cfg: Any, *args: Any) -> dict[str, Any]:
+        try:
+            cfg.validate()
+            assert cfg.iterations <= 10 and cfg.num_nominal <= 10, "this test would start a long run"
+        except SdpgError:
+            pass  # the real one refuses it too
+        return real(cfg, *args)
+
+    monkeypatch.setattr(train, "train", guarded)
+
+
 def _refused(capsys: Capture, *argv: str) -> str:
     """Exit code 2, one line on stderr, nothing on stdout."""
     capsys.readouterr()
@@ -163,6 +179,20 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no engine" in out
 
 
+def test_bench(capsys: Capture, tmp_path: Path) -> None:
+    iteration = "--num-nominal 2 --num-auxiliary 1 --iterations 1 --warmup 0 --threads 1".split()
+    assert main(["bench", "iteration", "cartpole", "--obs", "state", *iteration, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio_to_raw"] > 0
+    sim = "--num-worlds 4 --steps 2 --repeats 1 --threads 1".split()
+    assert main(["bench", "sim", "cartpole", *sim, "--write", str(tmp_path / "sim.json")]) == 0
+    assert "task: cartpole" in capsys.readouterr().out
+    assert json.loads((tmp_path / "sim.json").read_text())["task"] == "cartpole"
+    assert main("bench smoothing --points 5 --repeats 2 --deltas 0.2 --num-auxiliary 3 --json".split()) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert "takes no task" in _refused(capsys, "bench", "smoothing", "hopper")
+
+
 # --- the display
 
 
@@ -205,7 +235,7 @@ def test_unknown_names(capsys: Capture) -> None:
     assert "did you mean train?" in _refused(capsys, "trian", "hopper")
     assert "known: tasks" in _refused(capsys, "zzz")
     assert "unknown option --bogus" in _refused(capsys, "--bogus")
-    assert "unknown task 'hoper'" in _refused(capsys, "train", "hoper")
+    assert "unknown task 'hoper'" in _refused(capsys, "train", "hoper", *TINY)
     assert "unknown task 'hoper'" in _refused(capsys, "check", "hoper")
     assert "did you mean --num-nominal?" in _refused(capsys, "train", "hopper", "--num-nominl", "3")
     assert "did you mean --algo.horizon?" in _refused(capsys, "train", "hopper", "--horizon", "3")
@@ -240,17 +270,17 @@ def test_missing_words(capsys: Capture) -> None:
     ],
 )
 def test_bad_values(option: str, value: str, said: str, capsys: Capture, tmp_path: Path) -> None:
-    err = _refused(capsys, "train", "hopper", "--run", str(tmp_path / "run"), option, value)
+    err = _refused(capsys, "train", "hopper", *TINY, "--run", str(tmp_path / "run"), option, value)
     assert said in err
     assert not (tmp_path / "run").exists()
 
 
 def test_bad_tasks(stranger: Callable[[str, str], str], capsys: Capture) -> None:
-    assert "can't be loaded" in _refused(capsys, "train", "no_such_module:Task")
-    assert "can't be loaded" in _refused(capsys, "train", "sdpg.tasks.hopper:Jumper")
-    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_syntax', 'def (')}:Task")
-    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_import', '1 / 0')}:Task")
-    assert "not a subclass" in _refused(capsys, "train", "collections:OrderedDict")
+    assert "can't be loaded" in _refused(capsys, "train", "no_such_module:Task", *TINY)
+    assert "can't be loaded" in _refused(capsys, "train", "sdpg.tasks.hopper:Jumper", *TINY)
+    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_syntax', 'def (')}:Task", *TINY)
+    assert "can't be loaded" in _refused(capsys, "train", f"{stranger('bad_import', '1 / 0')}:Task", *TINY)
+    assert "not a subclass" in _refused(capsys, "train", "collections:OrderedDict", *TINY)
 
 
 def test_a_nan_reward(stranger: Callable[[str, str], str], capsys: Capture, tmp_path: Path) -> None:

@@ -92,11 +92,9 @@ class WritesIntoMemory(Ant):
         return memory
 
 
-class ObservesALiveView(Cartpole):
-    state_size = 2
-
-    def observe(self, x, memory):
-        return {"state": x.qpos}
+class RemembersALiveView(Ant):
+    def advance(self, x, memory, action, rng):
+        return {"action": x.qpos[..., 7:]}
 
 
 class MixesBranches(Cartpole):
@@ -191,7 +189,7 @@ class Raises(Cartpole):
         (WritesAction, "writes", "reward() writes to its argument action"),
         (WritesMemory, "writes", "reward() writes to its argument memory['action']"),
         (WritesIntoMemory, "writes", "advance() writes to its argument memory['action']"),
-        (ObservesALiveView, "views", "observe() returns a view of x.qpos"),
+        (RemembersALiveView, "views", "advance() returns a view of x.qpos"),
         (MixesBranches, "nominal", "what auxiliaries do changes the nominal world's reward"),
         (WrongControl, "shapes", "control() gave controls with shape (4, 3, 2); it must be (4, 3, 1)"),
         (WrongTerm, "shapes", "reward() gave the term 'effort' with shape (4, 3, 1); it must be (4, 3)"),

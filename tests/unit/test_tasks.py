@@ -297,10 +297,10 @@ def test_camera_follows_the_torso_without_turning(name, offset, pixel):
     torso = data.body("torso").xpos
     np.testing.assert_allclose(data.camera("track").xpos - torso, offset, atol=1e-9)
     np.testing.assert_allclose(project(model, data, "track", torso), pixel, atol=1e-9)
-    above = project(model, data, "track", torso + [0, 0, 0.1]) - project(model, data, "track", torso)
+    above = project(model, data, "track", torso + np.array([0, 0, 0.1])) - project(model, data, "track", torso)
     assert abs(above[0]) < 1e-9 and above[1] > 0  # world up is image up
     if name != "humanoid":
-        assert project(model, data, "track", torso + [0.1, 0, 0])[0] > pixel[0]  # forward is to the right
+        assert project(model, data, "track", torso + np.array([0.1, 0, 0]))[0] > pixel[0]  # forward is to the right
 
 
 def test_cartpole_camera_sees_the_whole_rail():

@@ -194,7 +194,7 @@ def test_a_full_disk_warns_and_the_next_save_succeeds(tmp_path: Path, monkeypatc
 def test_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
     monkeypatch.setattr(checkpoint, "save", _full)
-    with pytest.raises(SdpgError, match="can't save iteration 3 .*No space left.*older checkpoints are untouched"):
+    with pytest.raises(SdpgError, match=r"can't save iteration 3 .*No space left.*older checkpoints are untouched"):
         train.train(tiny(iterations=3), tmp_path / "run", resume=True)
     assert checkpoint.find(tmp_path / "run").name == "00000002"
 

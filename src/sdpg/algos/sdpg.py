@@ -101,7 +101,7 @@ class SdpgCfg:
 
 
 def exploration_noise(seed: int, iteration: int, rows: Tensor, cfg: SdpgCfg, m: int, a: int) -> Tensor:
-    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; a row's draws depend on (seed, iteration, row) only."""
+    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; a function of (seed, iteration, row) alone."""
     n = len(rows)
     pairs = (m + 1) // 2 if cfg.antithetic else m
     noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(cfg.horizon, pairs, a)  # (N, T, M or M/2, A)
@@ -198,7 +198,7 @@ class Sdpg:
     @torch.no_grad()
     def collect(self, env: BranchedEnv) -> Rollout:
         """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches."""
-        cfg, (n, k), a = self.cfg, env.grid, env.task.action_size
+        cfg, k, a = self.cfg, env.num_branches, env.task.action_size
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         env.branch()
@@ -282,8 +282,8 @@ class Sdpg:
             pick: Any = slice(None)
             if cfg.regression_fraction < 1.0:
                 pick = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
-            # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean beyond
-            # its bound is drawn back, where a clipped one would have no gradient.
+            # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
+            # beyond its bound is drawn back, where a clipped one would have no gradient.
             predicted_mean, predicted_log_std = self._policy({name: view[pick] for name, view in sources.items()})
             loss = F.mse_loss(predicted_mean, mean[pick])
             if cfg.exploration != "fixed":

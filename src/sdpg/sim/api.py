@@ -8,7 +8,8 @@ Promises, each with a test that quotes it (tests/contract):
 3. Worlds do not influence each other: what happens in one, failure included, leaves the others untouched bit for bit.
 4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared.
 5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state now in the rows.
-6. A world that the engine refuses or warns about is reported by `step`, never raised; its next `write` or `copy` mends it.
+6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` mends
+   it.
 7. Nothing depends on the number of threads.
 """
 

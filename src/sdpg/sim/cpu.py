@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import mujoco
 import numpy as np
@@ -118,10 +119,8 @@ class CpuSim:
     def _forward(self, ids: np.ndarray | None) -> None:
         """Make the fields of worlds whose state was written current."""
         if self._stage != mujoco.mjtStage.mjSTAGE_NONE:
-            try:
+            with suppress(SimulationError):  # the next step reports these worlds
                 self._batch.forward(ids, stage=self._stage)
-            except SimulationError:
-                pass  # the next step reports these worlds
         self._refresh(ids)
 
     def _refresh(self, ids: np.ndarray | None) -> None:

@@ -19,9 +19,10 @@ from sdpg.types import Memory, Physics, Start, Terms
 class Task(ABC):
     """A scene and pure batched functions of physics and memory. It knows nothing of who runs it.
 
-    Every tensor has leading axes `(N, K)`: nominal worlds by branches. A task is a set of functions without hidden state:
-    whatever influences the future beyond physics is in `memory`, which the environment copies when it branches. Randomness
-    comes only from the `rng` argument, which draws per row, so that branches share it. `sdpg check TASK` tests all this.
+    Every tensor has leading axes `(N, K)`: nominal worlds by branches. A task is a set of functions without hidden
+    state: whatever influences the future beyond physics is in `memory`, which the environment copies when it branches.
+    Randomness comes only from the `rng` argument, which draws per row, so that branches share it. `sdpg check TASK`
+    tests all this.
     """
 
     action_size: ClassVar[int]  # A: actions are in [-1, 1]
