@@ -311,9 +311,9 @@ def check(argv: Argv) -> int:
     if name is None:
         raise SdpgError("which task? sdpg check TASK (`sdpg tasks` lists them)")
     from sdpg.check import check_task
-    from sdpg.train import load_task
+    from sdpg.tasks.base import make_task
 
-    findings = check_task(load_task(name))
+    findings = check_task(make_task(name))
     failed = [finding for finding in findings if not finding.passed]
     if options.json:
         _print_json({"task": name, "passed": not failed, "checks": [dataclasses.asdict(f) for f in findings]})

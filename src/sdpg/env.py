@@ -5,6 +5,7 @@ Ordinary reinforcement learning is K = 1. Nothing here names a task, an engine o
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Mapping
 
@@ -78,7 +79,8 @@ class BranchedEnv:
         self._clock += 1
         x = self.physics()
         self.terms = task.reward(x, memory, action)  # kept for the logs
-        reward = torch.stack(tuple(self.terms.values())).sum(0)
+        # One addition after the other: a reduction would round some columns differently, and branches would not be equal.
+        reward = functools.reduce(torch.add, self.terms.values())
         terminated = task.terminated(x, memory)
         self._memory = task.advance(x, memory, action, self._step_rng)
         state = self._own(task.observe(x, self._memory)["state"])

@@ -14,7 +14,8 @@ from sdpg.algos.sdpg import Sdpg
 from sdpg.build import default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.train import cfg_from_dict, load_task, restore
+from sdpg.tasks.base import make_task
+from sdpg.train import cfg_from_dict, restore
 
 SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
 
@@ -32,7 +33,7 @@ def evaluate(
     cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(load_task(cfg.task), episodes, num_auxiliary=0, seed=seed, threads=threads)
+    env = make_env(make_task(cfg.task), episodes, num_auxiliary=0, seed=seed, threads=threads)
     algo = Sdpg(cfg.algo, env, seed=cfg.seed)
     restore(saved, algo, None)
     start = time.perf_counter()

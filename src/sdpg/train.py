@@ -53,12 +53,14 @@ def train(
     """
     started = time.monotonic()
     cfg.validate()
+    if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
+        cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=cfg.iterations))
     if cfg.device == "cuda":
         raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(load_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
+    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
     algo = Sdpg(cfg.algo, env, seed=cfg.seed)
     before = 0.0  # seconds of earlier sessions
     if saved is not None:
@@ -205,16 +207,6 @@ def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None) -
             f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
             "use the versions that the run's config.json names"
         ) from error
-
-
-def load_task(name: str) -> Task:
-    """A stranger's module may raise anything when it is imported."""
-    try:
-        return make_task(name)
-    except SdpgError:
-        raise
-    except Exception as error:
-        raise SdpgError(f"task '{name}' can't be loaded: {type(error).__name__}: {error}") from error
 
 
 # --- the run folder ---------------------------------------------------------------------------------------------------

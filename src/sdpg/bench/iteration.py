@@ -21,7 +21,7 @@ import sdpg.algos.sdpg as algorithm
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import default_threads, make_env
+from sdpg.build import default_threads, make_env, one_torch_thread
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.cpu import CpuSim
@@ -118,6 +118,13 @@ def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
     return seen, lambda: delattr(env.sim, "step")
 
 
+def _iterate(algo: Sdpg, env: BranchedEnv, iterations: int) -> None:
+    """As in training."""
+    with one_torch_thread():
+        rollout = algo.collect(env)
+    algo.update(rollout, iterations)
+
+
 def run(options: Options) -> dict[str, Any]:
     threads = options.threads or default_threads()
     torch.set_num_threads(threads)
@@ -138,7 +145,7 @@ def run(options: Options) -> dict[str, Any]:
             native.state[:] = env.sim._batch.state
             controls.clear()
             watch.reset()
-            total = timed(lambda: algo.update(algo.collect(env), cfg.iterations))
+            total = timed(lambda: _iterate(algo, env, cfg.iterations))
             control = np.repeat(torch.stack(controls, 1).double().numpy(), env.task.substeps, axis=1)  # (E, T s, nu)
             raw = timed(lambda c=control: native.rollout(c.shape[1], c, record=()))  # type: ignore[misc]
             if i >= options.warmup:

@@ -88,8 +88,8 @@ def make_task(name: str) -> Task:
     module, _, attribute = target.partition(":")
     try:
         task = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise SdpgError(f"task '{name}' can't be loaded from {target}: {error}") from error
+    except Exception as error:  # a stranger's module may raise anything
+        raise SdpgError(f"task '{name}' can't be loaded from {target}: {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise SdpgError(f"task '{name}' ({target}) is not a subclass of sdpg.tasks.base.Task")
     return task
