@@ -338,7 +338,7 @@ def _start_values(start: Start) -> dict[str, Tensor]:
 
 
 def _global_generators() -> tuple[bytes, str, object]:
-    return torch.get_rng_state().numpy().tobytes(), str(np.random.get_state(legacy=False)), random.getstate()
+    return torch.get_rng_state().numpy().tobytes(), str(np.random.get_state(legacy=False)), random.getstate()  # noqa: NPY002 - watched, not used
 
 
 def _frozen(value: Any) -> Any:

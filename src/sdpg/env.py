@@ -79,7 +79,7 @@ class BranchedEnv:
         self._clock += 1
         x = self.physics()
         self.terms = task.reward(x, memory, action)  # kept for the logs
-        # One addition after the other: a reduction would round some columns differently, and branches would not be equal.
+        # One addition after the other: a reduction rounds some columns differently, and branches would not be equal.
         reward = functools.reduce(torch.add, self.terms.values())
         terminated = task.terminated(x, memory)
         self._memory = task.advance(x, memory, action, self._step_rng)

@@ -31,7 +31,7 @@ from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.log import RunLog
-from sdpg.tasks.base import Task, make_task
+from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
 
 CONFIG = "config.json"

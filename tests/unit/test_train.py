@@ -104,7 +104,8 @@ def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.M
     assert run.parent == Path("runs/cartpole/sdpg")
     assert again["run"] != summary["run"]
     config = json.loads((run / "config.json").read_text())
-    assert train.cfg_from_dict(config["cfg"]) == tiny(iterations=3)
+    asked = tiny(iterations=3)
+    assert train.cfg_from_dict(config["cfg"]) == replace(asked, algo=replace(asked.algo, schedule_iterations=3))
     session = config["sessions"][0]
     assert set(session["versions"]) >= {"sdpg", "mujoco", "torch", "numpy"}
     assert len(session["model_sha256"]) == 64
@@ -126,6 +127,13 @@ def test_resume_appends_a_session_and_keeps_the_time(tmp_path: Path) -> None:
     assert checkpoint.load(checkpoint.find(tmp_path / "run")).state["run"]["seconds"] > first
     seconds = [row["seconds"] for row in log.read(tmp_path / "run")]
     assert seconds == sorted(seconds)
+
+
+def test_a_prolonged_run_keeps_its_schedules(tmp_path: Path) -> None:
+    train.train(tiny(iterations=2), tmp_path / "run")
+    cfg = train.cfg_from_dict(train.read_config(tmp_path / "run")["cfg"])
+    train.train(replace(cfg, iterations=3), tmp_path / "run", resume=True)
+    assert log.read(tmp_path / "run")[-1]["Loss/actor_lr"] == pytest.approx(cfg.algo.actor_lr_min)
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Task(ABC):
 
     @abstractmethod
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
-        """"state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
+        """ "state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
 
 
 TaskFactory = Callable[[], Task]
