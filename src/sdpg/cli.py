@@ -329,6 +329,7 @@ BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
+    "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
 }
 
@@ -338,7 +339,7 @@ def bench(argv: Argv) -> int:
 
     kind, rest = positional(argv)
     if kind is None and wants_help(rest):
-        print("usage: sdpg bench KIND [TASK] [OPTIONS]\n")
+        print("usage: sdpg bench KIND [TASK or RUN] [OPTIONS]\n")
         for name, about in BENCHES.items():
             print(f"  {name:10} {about}")
         return 0
@@ -346,11 +347,12 @@ def bench(argv: Argv) -> int:
         raise SdpgError(f"which bench? sdpg bench {'|'.join(BENCHES)}" + (f", not '{kind}'" if kind else ""))
     module = importlib.import_module(f"sdpg.bench.{kind}")
     options_type = module.Options
-    task, rest = positional(rest)
-    if task is not None and "task" in {field.name for field in dataclasses.fields(options_type)}:
-        rest = ["--task", task, *rest]
-    elif task is not None:
-        raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{task}'")
+    subject, rest = positional(rest)
+    names = {field.name for field in dataclasses.fields(options_type)} & {"task", "run"}
+    if subject is not None and names:
+        rest = [f"--{names.pop()}", subject, *rest]
+    elif subject is not None:
+        raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{subject}'")
     wrapped = _with_output(options_type)
     options = parse(wrapped, rest, f"sdpg bench {kind}", wrapped(options=options_type()))
     result = module.run(options.options)

@@ -88,7 +88,7 @@ def test_the_stopwatch_counts_nested_phases_once() -> None:
 
 def test_curve_and_plot(tmp_path: Path) -> None:
     train(tiny(iterations=5), tmp_path / "run")
-    result = curve.run(tmp_path / "run", "cpu preset", "sdpg train cartpole", {"return": 1.0})
+    result = curve.run(curve.Options(tmp_path / "run", "cpu preset", episodes=3))
     assert (result["kind"], result["task"], result["label"], result["seed"]) == (
         "learning",
         "cartpole",
@@ -96,10 +96,13 @@ def test_curve_and_plot(tmp_path: Path) -> None:
         0,
     )
     assert result["curve"]["iteration"] == [1, 2, 3, 4, 5] and len(result["curve"]["return"]) == 5
-    assert result["evaluation"] == {"return": 1.0}
-    curve.save(result, tmp_path / "results" / "cartpole.json")
-    curve.save(result | {"label": "other", "seed": 1}, tmp_path / "results" / "other.json")
-    (tmp_path / "results" / "sim.json").write_text('{"kind": "sim"}')
+    assert result["evaluation"]["episodes"] == 3 and result["evaluation"]["iteration"] == 5
+    assert str(tmp_path) not in json.dumps({**result, "command": ""})
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "cartpole.json").write_text(json.dumps(result))
+    (results / "other.json").write_text(json.dumps(result | {"label": "other", "seed": 1}))
+    (results / "sim.json").write_text('{"kind": "sim"}')
     drawn = plot.run(plot.Options(tmp_path / "results", tmp_path / "out" / "learning.png"))
     assert drawn["curves"] == 2 and drawn["tasks"] == ["cartpole"]
     assert (tmp_path / "out" / "learning.png").read_bytes().startswith(b"\x89PNG")
@@ -111,14 +114,14 @@ def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
         {"iteration": i, "seconds": 6.0 * i, "Train/mean_reward": None if i < 5 else 1.23456789} for i in range(1, 1002)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = curve.run(tmp_path, "x", "y")["curve"]
+    made = curve.learning(tmp_path, "x", "y")["curve"]
     assert len(made["iteration"]) <= curve.POINTS and made["iteration"][-1] == 1001
     assert made["minutes"][-1] == 100.1 and made["return"][-1] == 1.2346 and made["length"][-1] is None
 
 
 def test_bad_input_in_plain_words(tmp_path: Path) -> None:
     with pytest.raises(SdpgError, match="not a run folder"):
-        curve.run(tmp_path, "x", "y")
+        curve.learning(tmp_path, "x", "y")
     with pytest.raises(SdpgError, match="no learning curves"):
         plot.run(plot.Options(tmp_path, tmp_path / "x.png"))
     (tmp_path / "torn.json").write_text("{")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,30 @@ def _number(value: Any, scale: float) -> float | None:
     return value if isinstance(value, int) and scale == 1 else float(f"{value * scale:.5g}")
 
 
-def run(run_dir: Path | str, label: str, command: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options:
+    """Keep a run's learning curve, with an evaluation of its last checkpoint."""
+
+    run: Path = Path()
+    """A run folder."""
+    label: str = "sdpg"
+    """Its name in figures; runs that differ only in the seed share one."""
+    episodes: int = 64
+    """Of the evaluation."""
+
+
+def run(options: Options) -> dict[str, Any]:
+    from sdpg.evaluate import evaluate
+
+    evaluation = evaluate(options.run, options.episodes)
+    evaluation.pop("checkpoint")  # a path
+    argv = json.loads((options.run / "config.json").read_text())["sessions"][0]["argv"]
+    return learning(options.run, options.label, shlex.join([Path(argv[0]).name, *argv[1:]]), evaluation)
+
+
+def learning(
+    run_dir: Path | str, label: str, command: str, evaluation: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """From metrics.jsonl and config.json of a run folder; `evaluation` is what `sdpg eval --json` said of it."""
     folder = Path(run_dir)
     try:
@@ -55,10 +80,3 @@ def run(run_dir: Path | str, label: str, command: str, evaluation: Mapping[str, 
         "curve": {name: [_number(row.get(key), scale) for row in kept] for name, (key, scale) in COLUMNS.items()},
         "evaluation": dict(evaluation or {}),
     }
-
-
-def save(result: Mapping[str, Any], path: Path | str) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result) + "\n")
-    return path
