@@ -132,7 +132,7 @@ class NoState(Cartpole):
 
 
 class NoCamera(Cartpole):
-    camera = "head"
+    cameras = {"pixels": Camera("head")}
 
 
 class UnknownRead(Cartpole):
