@@ -60,8 +60,8 @@ def train(
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
-    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     before = 0.0  # seconds of earlier sessions
     if saved is not None:
         restore(saved, algo, env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,13 @@ def linear_lr(iteration: int, total: int, first: float, last: float) -> float:
     return first + (last - first) * min(1.0, iteration / max(1, total))
 
 
-def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, max_norm: float) -> float:
-    """One clipped step; its gradient norm. A gradient that is not finite is left out: no step."""
+def clipped_step(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float) -> float:
+    """One clipped step down the sum of `losses`, each of whose graphs is gone before the next is made; the gradient's
+    norm. A gradient that is not finite is left out: no step."""
     parameters = optimizer.param_groups[0]["params"]
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    for loss in losses:
+        loss.backward()
     norm = nn.utils.clip_grad_norm_(parameters, max_norm).item()
     if math.isfinite(norm):
         optimizer.param_groups[0]["lr"] = lr

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from sdpg.algos.base import clipped_step, cosine_lr, linear_lr
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.nn.encoders import Convolutions, picture_encoder, use_bfloat16, vector_encoder
 from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Obs, Rollout
@@ -68,6 +69,16 @@ class SdpgCfg:
     """Entropy in the rewards that returns are made of."""
     temperature_lr: float = 1e-3
 
+    encoder: Convolutions = "drqv2"
+    """Convolutions for pictures: the paper's, or cheaper ones."""
+    encoder_features: int = 128
+    """Features that a picture is encoded into."""
+    vector_widths: tuple[int, ...] = ()
+    """Widths of an MLP encoder for vector sources; none: they are passed through."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the policy; auto: bfloat16 for pictures where the machine has it in hardware."""
+    actor_chunk: int = 2048
+    """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
     actor_widths: tuple[int, ...] = (128, 64, 32)
     critic_widths: tuple[int, ...] = (64, 64)
     output_gain: float = math.sqrt(2)
@@ -159,10 +170,19 @@ class Sdpg:
         self.device = env.device
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
-        sizes = {name: obs.sources[name].shape[-1] for name in sources}
-        self.normalizers = {name: Normalizer(size) for name, size in sizes.items()}
+        vectors = {name: obs.sources[name].shape[-1] for name in sources if obs.sources[name].dim() == 2}
+        self.normalizers = {name: Normalizer(size) for name, size in vectors.items()}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
-        encoders = {name: (nn.Identity(), size) for name, size in sizes.items()}
+        self.bfloat16 = use_bfloat16(cfg.precision, self.device) and len(vectors) < len(sources)
+        encoders: dict[str, tuple[nn.Module, int]] = {}
+        for name in sources:
+            shape = obs.sources[name].shape[1:]
+            if name in vectors:
+                encoders[name] = vector_encoder(vectors[name], cfg.vector_widths, generator)
+            else:
+                encoders[name] = picture_encoder(
+                    shape, obs.sources[name].dtype, cfg.encoder, cfg.encoder_features, generator
+                )
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator,
@@ -178,7 +198,11 @@ class Sdpg:
 
     def _policy(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and log-std as the network gives them, before their bounds: (B, A) each."""
-        return self.actor({name: self.normalizers[name](sources[name]) for name in self.sources})
+        views = {name: sources[name] for name in self.sources}
+        views |= {name: self.normalizers[name](view) for name, view in views.items() if name in self.normalizers}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            mean, log_std = self.actor(views)
+        return mean.float(), log_std.float()
 
     def _bounded(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         if self.cfg.mean_bound is not None:
@@ -204,20 +228,22 @@ class Sdpg:
         env.branch()
         noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
         steps: list[tuple[Tensor, ...]] = []
-        seen: list[Mapping[str, Tensor]] = []
+        obs = env.observe()
+        seen = {name: obs.sources[name].new_empty(cfg.horizon, *obs.sources[name].shape) for name in self.sources}
         for t in range(cfg.horizon):
             obs = env.observe()
             mean, log_std = self._bounded(*self._policy(obs.sources))  # (N, A)
             action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
-            seen.append({name: obs.sources[name].clone() for name in self.sources})
+            for name, views in seen.items():
+                views[t] = obs.sources[name]
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
         return Rollout(
             state=state,
-            sources={name: torch.stack([view[name] for view in seen]) for name in self.sources},
+            sources=seen,
             mean=mean,
             log_std=log_std,
             noise=noise,
@@ -240,7 +266,7 @@ class Sdpg:
         metrics |= self._update_critic(rollout, target, good, total, generator)
         self.normalizers["state"].update(rollout.state)
         for name in self.sources:
-            if name != "state":
+            if name != "state" and name in self.normalizers:
                 self.normalizers[name].update(rollout.sources[name])
         self.iteration += 1
         return metrics
@@ -278,23 +304,29 @@ class Sdpg:
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
         samples, temperature = len(mean), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses, norms, skipped = [], [], 0
+
+        def parts(pick: Tensor) -> Iterator[Tensor]:
+            for ids in pick.split(cfg.actor_chunk):
+                # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
+                # beyond its bound is drawn back, where a clipped one would have no gradient.
+                predicted_mean, predicted_log_std = self._policy({name: view[ids] for name, view in sources.items()})
+                loss = F.mse_loss(predicted_mean, mean[ids])
+                if cfg.exploration != "fixed":
+                    loss = loss + F.mse_loss(predicted_log_std, log_std[ids]) - temperature * predicted_log_std.mean()
+                loss = loss * (len(ids) / len(pick))
+                losses.append(loss.item() / cfg.regression_steps)
+                yield loss
+
         for _ in range(cfg.regression_steps):
-            pick: Any = slice(None)
+            pick = torch.arange(samples)
             if cfg.regression_fraction < 1.0:
                 pick = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
-            # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
-            # beyond its bound is drawn back, where a clipped one would have no gradient.
-            predicted_mean, predicted_log_std = self._policy({name: view[pick] for name, view in sources.items()})
-            loss = F.mse_loss(predicted_mean, mean[pick])
-            if cfg.exploration != "fixed":
-                loss = loss + F.mse_loss(predicted_log_std, log_std[pick]) - temperature * predicted_log_std.mean()
-            norm = clipped_step(self.actor_optimizer, loss, lr, cfg.max_grad_norm)
+            norm = clipped_step(self.actor_optimizer, parts(pick), lr, cfg.max_grad_norm)
             skipped += not math.isfinite(norm)
-            losses.append(loss.item())
             norms.append(norm)
         std = rollout.log_std.exp()
         return {
-            "Loss/actor": sum(losses) / len(losses),
+            "Loss/actor": sum(losses),
             "Loss/actor_grad_norm": sum(norms) / len(norms),
             "Loss/actor_lr": lr,
             "Loss/actor_skipped": float(skipped),
@@ -307,7 +339,8 @@ class Sdpg:
         cfg = self.cfg
         if cfg.auto_temperature and cfg.entropy:
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
-            clipped_step(self.temperature_optimizer, self.log_temperature.exp() * excess, cfg.temperature_lr, math.inf)
+            loss = self.log_temperature.exp() * excess
+            clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf)
         return {"Policy/temperature": self.log_temperature.exp().item()}
 
     def _update_critic(
@@ -326,7 +359,7 @@ class Sdpg:
             order = torch.randperm(len(target), generator=generator)
             for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
                 loss = F.mse_loss(self.critic(x), y)
-                norm = clipped_step(self.critic_optimizer, loss, lr, cfg.max_grad_norm)
+                norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())
                 norms.append(norm)

@@ -67,3 +67,21 @@ class Depth(nn.Module):
 def vector_encoder(size: int, widths: Sequence[int], generator: torch.Generator) -> tuple[nn.Module, int]:
     """Pass-through without widths, else an MLP."""
     return (trunk(size, widths, generator), widths[-1]) if widths else (nn.Identity(), size)
+
+
+def picture_encoder(
+    shape: Sequence[int], dtype: torch.dtype, kind: Convolutions, features: int, generator: torch.Generator
+) -> tuple[nn.Module, int]:
+    """By what the pictures (C, H, W) are made of: uint8 colours, or float metres."""
+    if dtype == torch.uint8:
+        return Pixels(shape, kind, features, generator), features
+    return Depth(shape, features, generator), features
+
+
+def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], device: torch.device) -> bool:
+    """auto: where the hardware multiplies bfloat16; elsewhere it would be emulated, and slower than float32."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
