@@ -67,7 +67,9 @@ class TrainCfg:
             "algo.encoder-features must be at least 1": algo.encoder_features >= 1,
             "algo.actor-lr and algo.critic-lr must be positive": algo.actor_lr > 0 and algo.critic_lr > 0,
             "algo.target-decay must be in [0, 1)": 0 <= algo.target_decay < 1,
-            "algo widths must be positive": all(w > 0 for w in algo.actor_widths + algo.critic_widths + algo.vector_widths),
+            "algo widths must be positive": all(
+                w > 0 for w in algo.actor_widths + algo.critic_widths + algo.vector_widths
+            ),
         }
         for rule, holds in checks.items():
             if not holds:

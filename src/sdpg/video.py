@@ -126,7 +126,9 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
             writer.send(picture)
             count += 1
     except OSError as error:
-        raise SdpgError(f"the video '{path}' can't be written: {str(error).splitlines()[0]}; try --frames DIR") from error
+        raise SdpgError(
+            f"the video '{path}' can't be written: {str(error).splitlines()[0]}; try --frames DIR"
+        ) from error
     finally:
         writer.close()
     return count
