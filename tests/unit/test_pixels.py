@@ -131,9 +131,9 @@ def test_the_encoder_of_depth() -> None:
 
 
 def test_precision_is_what_is_asked_for() -> None:
-    cpu = torch.device("cpu")
-    assert use_bfloat16("bfloat16", cpu) and not use_bfloat16("float32", cpu)
-    assert use_bfloat16("auto", cpu) in (True, False)
+    picture, vector = torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 3)
+    assert use_bfloat16("bfloat16", [picture]) and not use_bfloat16("float32", [picture])
+    assert not use_bfloat16("auto", [vector])
 
 
 def test_the_gradient_of_chunks_is_the_gradient_of_the_whole() -> None:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdpg.algos.base import clipped_step, cosine_lr, linear_lr
+from sdpg.algos.base import Algorithm, clipped_step, cosine_lr, linear_lr
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import Convolutions, picture_encoder, use_bfloat16, vector_encoder
+from sdpg.nn.encoders import Convolutions, make_encoders, use_bfloat16
 from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Obs, Rollout
@@ -162,30 +162,23 @@ def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: st
 # --- the algorithm ----------------------------------------------------------------------------------------------------
 
 
-class Sdpg:
+class Sdpg(Algorithm):
     """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed."""
 
     def __init__(self, cfg: SdpgCfg, env: BranchedEnv, sources: tuple[str, ...] = ("state",), seed: int = 0):
-        self.cfg, self.sources, self.seed, self.iteration = cfg, sources, seed, 0
+        self.cfg, self.sources, self.seed = cfg, sources, seed
         self.device = env.device
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
-        vectors = {name: obs.sources[name].shape[-1] for name in sources if obs.sources[name].dim() == 2}
-        self.normalizers = {name: Normalizer(size) for name, size in vectors.items()}
+        views = {name: obs.sources[name] for name in sources}
+        self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
-        self.bfloat16 = use_bfloat16(cfg.precision, self.device) and len(vectors) < len(sources)
-        encoders: dict[str, tuple[nn.Module, int]] = {}
-        for name in sources:
-            shape = obs.sources[name].shape[1:]
-            if name in vectors:
-                encoders[name] = vector_encoder(vectors[name], cfg.vector_widths, generator)
-            else:
-                encoders[name] = picture_encoder(
-                    shape, obs.sources[name].dtype, cfg.encoder, cfg.encoder_features, generator
-                )
+        encoders = make_encoders(
+            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.encoder_features, generator
+        )
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
-            cfg.output_gain, generator,
+            cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),
         )  # fmt: skip
         self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -193,16 +186,20 @@ class Sdpg:
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=cfg.actor_lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=cfg.critic_lr, fused=True)
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=cfg.temperature_lr)
+        self.modules = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target_critic": self.target_critic,
+            "normalizers": nn.ModuleDict(self.normalizers),
+            "temperature": nn.ParameterList([self.log_temperature]),
+        }
+        self.optimizers = {
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
 
     # -- acting
-
-    def _policy(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and log-std as the network gives them, before their bounds: (B, A) each."""
-        views = {name: sources[name] for name in self.sources}
-        views |= {name: self.normalizers[name](view) for name, view in views.items() if name in self.normalizers}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            mean, log_std = self.actor(views)
-        return mean.float(), log_std.float()
 
     def _bounded(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         if self.cfg.mean_bound is not None:
@@ -214,7 +211,7 @@ class Sdpg:
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
         """The deterministic action (N, A) in (-1, 1)."""
-        mean, _ = self._policy(obs.sources)
+        mean, _ = self.actor(obs.sources)
         return squash(mean, self.cfg.mean_bound)
 
     # -- one iteration
@@ -232,7 +229,7 @@ class Sdpg:
         seen = {name: obs.sources[name].new_empty(cfg.horizon, *obs.sources[name].shape) for name in self.sources}
         for t in range(cfg.horizon):
             obs = env.observe()
-            mean, log_std = self._bounded(*self._policy(obs.sources))  # (N, A)
+            mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
             action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
@@ -309,7 +306,7 @@ class Sdpg:
             for ids in pick.split(cfg.actor_chunk):
                 # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
                 # beyond its bound is drawn back, where a clipped one would have no gradient.
-                predicted_mean, predicted_log_std = self._policy({name: view[ids] for name, view in sources.items()})
+                predicted_mean, predicted_log_std = self.actor({name: view[ids] for name, view in sources.items()})
                 loss = F.mse_loss(predicted_mean, mean[ids])
                 if cfg.exploration != "fixed":
                     loss = loss + F.mse_loss(predicted_log_std, log_std[ids]) - temperature * predicted_log_std.mean()
@@ -373,37 +370,4 @@ class Sdpg:
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
             "Train/mean_value": target.mean().item(),
-        }
-
-    # -- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training goes on: tensors and plain numbers, nested by name."""
-        modules = {"actor": self.actor, "critic": self.critic, "target_critic": self.target_critic}
-        return {
-            "iteration": self.iteration,
-            "normalizers": {name: normalizer.state_dict() for name, normalizer in self.normalizers.items()},
-            "log_temperature": self.log_temperature.detach(),
-            **{name: module.state_dict() for name, module in modules.items()},
-            **{name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers().items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.iteration = int(state["iteration"])
-        for name, normalizer in self.normalizers.items():
-            normalizer.load_state_dict(state["normalizers"][name])
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
-        self.target_critic.load_state_dict(state["target_critic"])
-        with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
-        for name, optimizer in self._optimizers().items():
-            moments = {int(index): dict(values) for index, values in state.get(name, {}).items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
         }

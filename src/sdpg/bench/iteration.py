@@ -93,7 +93,7 @@ def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
     """The phases of collect and update; what is in none of them is "other"."""
     watch = Stopwatch()
     watch.watch(algorithm, "exploration_noise", "noise")
-    watch.watch(algo, "_policy", "policy")
+    watch.watch(algo.actor, "forward", "policy")
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -64,24 +64,39 @@ class Depth(nn.Module):
         return self.head(self.convolutions((x / self.far).clamp(0.0, 1.0) - 0.5).flatten(1)).float()
 
 
-def vector_encoder(size: int, widths: Sequence[int], generator: torch.Generator) -> tuple[nn.Module, int]:
-    """Pass-through without widths, else an MLP."""
-    return (trunk(size, widths, generator), widths[-1]) if widths else (nn.Identity(), size)
+def make_encoders(
+    views: Mapping[str, Tensor],
+    normalizers: Mapping[str, nn.Module],
+    widths: Sequence[int],
+    kind: Convolutions,
+    features: int,
+    generator: torch.Generator,
+) -> dict[str, tuple[nn.Module, int]]:
+    """An encoder and its number of features for each source, by an example of what it shows: (N, ...).
+
+    Vectors are normalised, then passed through or, with `widths`, through an MLP; uint8 pictures are colours, others
+    are metres.
+    """
+    encoders: dict[str, tuple[nn.Module, int]] = {}
+    for name, view in views.items():
+        shape = view.shape[1:]
+        if len(shape) == 1:
+            mlp = trunk(shape[0], widths, generator)
+            encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
+        elif view.dtype == torch.uint8:
+            encoders[name] = Pixels(shape, kind, features, generator), features
+        else:
+            encoders[name] = Depth(shape, features, generator), features
+    return encoders
 
 
-def picture_encoder(
-    shape: Sequence[int], dtype: torch.dtype, kind: Convolutions, features: int, generator: torch.Generator
-) -> tuple[nn.Module, int]:
-    """By what the pictures (C, H, W) are made of: uint8 colours, or float metres."""
-    if dtype == torch.uint8:
-        return Pixels(shape, kind, features, generator), features
-    return Depth(shape, features, generator), features
-
-
-def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], device: torch.device) -> bool:
-    """auto: where the hardware multiplies bfloat16; elsewhere it would be emulated, and slower than float32."""
+def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], views: Iterable[Tensor]) -> bool:
+    """auto: for pictures where the hardware multiplies bfloat16; elsewhere it is emulated and slower than float32."""
     if precision != "auto":
         return precision == "bfloat16"
-    if device.type == "cuda":
+    pictures = [view for view in views if view.dim() == 4]
+    if not pictures:
+        return False
+    if pictures[0].device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
