@@ -99,7 +99,7 @@ class Actor(nn.Module):
     def forward(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """name -> (B, ...) to mean (B, A) and log-std (B, A)."""
         with torch.autocast(self.mean.weight.device.type, torch.bfloat16, enabled=self.bfloat16):
-            encoded = [encoder(sources[name]).float() for name, encoder in self.encoders.items()]
+            encoded = [encoder(sources[name]).to(self.mean.weight.dtype) for name, encoder in self.encoders.items()]
         hidden = self.trunk(torch.cat(encoded, dim=-1))
         mean = self.mean(hidden)
         log_std = self.log_std.expand_as(mean) if self.log_std_head is None else self.log_std_head(hidden)
