@@ -297,6 +297,7 @@ def check(argv: Argv) -> int:
 BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
+    "memory": "peak memory of training, and how it grows with the number of environments",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",

@@ -33,7 +33,7 @@ class BranchedEnv:
     def __init__(
         self, task: Task, sim: Simulator, num_nominal: int, seed: int = 0, first_row: int = 0, eyes: Eyes | None = None
     ):
-        self.task, self.sim, self._eyes = task, sim, eyes
+        self.task, self.sim, self.eyes = task, sim, eyes
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
         self.device = sim.device
         self._worlds = torch.arange(sim.num_worlds, device=self.device).view(self.grid)  # (N, K) flat ids, only here
@@ -72,11 +72,11 @@ class BranchedEnv:
         x = self.physics()
         views = self.task.observe(x, self._memory)
         sources = {name: self._own(view)[:, 0] for name, view in views.items()}
-        if self._eyes is not None:
+        if self.eyes is not None:
             if not self._seen:
-                self._eyes.look(x.qpos[:, 0], self._new)
+                self.eyes.look(x.qpos[:, 0], self._new)
                 self._seen, self._new = True, torch.zeros_like(self._new)
-            sources |= self._eyes.frames()
+            sources |= self.eyes.frames()
         return Obs(self._own(views["state"]), sources)
 
     def branch(self) -> None:
@@ -144,8 +144,8 @@ class BranchedEnv:
             "episodes": torch.tensor(self.episodes),
         }
         memory = {f"memory.{name}": values.contiguous() for name, values in self._memory.items()}
-        if self._eyes is not None:
-            eyes = {f"eyes.{name}": values for name, values in self._eyes.frames().items()}
+        if self.eyes is not None:
+            eyes = {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
             mine |= eyes | {"seen": torch.tensor(self._seen), "new": self._new.clone()}
         return mine | memory | {f"sim.{name}": values for name, values in self.sim.state_dict().items()}
 
@@ -157,8 +157,8 @@ class BranchedEnv:
         self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
         self.episodes = int(state["episodes"])
         self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
-        if self._eyes is not None:
-            self._eyes.load({name: state[f"eyes.{name}"] for name in self._eyes.frames()})
+        if self.eyes is not None:
+            self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
             self._seen, self._new = bool(state["seen"]), state["new"].to(self.device).clone()
         self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
 

@@ -33,7 +33,7 @@ class Options:
 
     task: str = "hopper"
     """A name that `sdpg tasks` lists, or module:Class."""
-    obs: Literal["state"] = "state"
+    obs: Literal["state", "pixels"] = "state"
     preset: Literal["cpu", "paper"] = "cpu"
     num_nominal: int = 64
     num_auxiliary: int = 63
@@ -97,6 +97,8 @@ def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
+    if env.eyes is not None:
+        watch.watch(env.eyes, "look", "rendering")
     watch.watch(algo, "_target_value", "value")
     watch.watch(algo, "_update_actor _update_temperature", "actor update")
     watch.watch(algo, "_update_critic", "critic update")
@@ -132,8 +134,8 @@ def run(options: Options) -> dict[str, Any]:
         resolve(options.task, options.preset, options.obs),
         num_nominal=options.num_nominal, num_auxiliary=options.num_auxiliary, seed=options.seed,
     )  # fmt: skip
-    env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
-    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     assert isinstance(env.sim, CpuSim)
     native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
     controls, stop = _controls(env)
