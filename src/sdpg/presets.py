@@ -55,7 +55,7 @@ PAPER_PIXELS = {
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
 # and the actor four times as many: the critic needs a larger learning rate to keep up.
 _CPU = Delta(
-    {"num_auxiliary": 15, "iterations": 1400},
+    {"num_auxiliary": 15, "iterations": 1000},
     {"antithetic": True, "regression_steps": 4, "regression_fraction": 0.5, "critic_lr": 1e-3},
 )
 CPU = {
@@ -63,6 +63,7 @@ CPU = {
         {"num_nominal": 32, "iterations": 120},
         {"horizon": 16, "critic_lr": 2e-3, "target_decay": 0.2, "initial_std": 0.5, "output_gain": 0.01, "warmup": 10},
     ),
+    "hopper": Delta({"iterations": 800}),
     "walker": Delta({"iterations": 1800}),
     "ant": Delta({"iterations": 2000}, {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
