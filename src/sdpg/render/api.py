@@ -7,18 +7,18 @@ Promises, each with a test that quotes it (tests/contract/test_render.py):
 2. Nothing depends on the number of threads.
 3. What is returned is the caller's: later calls write elsewhere.
 4. Pixels: a pinhole camera with MuJoCo's axes (looks along its -z, +y is up), `fovy` is the vertical field of view (a
-   camera with `sensorsize` has its own intrinsics). Row 0 is the top, column 0 the left; a ray goes through the centre of
-   its pixel. One ray per pixel, nothing in front of the camera is clipped, nothing beyond the model's `zfar` is seen.
-5. Depth: metres along the optical axis, not along the ray, as depth cameras, `mujoco.Renderer` and `mujoco_warp` have it;
-   times `ray_length` it is the distance along the ray. Where nothing is hit it is `inf`, so that clamping to the far end
-   of a sensor does what it should.
+   camera with `sensorsize` has its own intrinsics). Row 0 is the top, column 0 the left; one ray per pixel, through its
+   centre. Nothing is too near to be seen; nothing is seen beyond the model's `zfar`.
+5. Depth: metres along the optical axis, not along the ray: what depth cameras, `mujoco.Renderer` and `mujoco_warp`
+   give. Times `ray_length` it is the distance along the ray. Where nothing is hit it is `inf`, so that clamping to the
+   far end of a sensor does what it should.
 6. Colour: Lambert and Blinn-Phong from the model's lights and its headlight, textures, no shadows. Where nothing is hit
    it is the sky box, or black if there is none. A geom whose alpha is 0 is invisible, every other one is opaque. Sites,
    tendons and skins are not drawn.
 7. A row that is no state (a number that is not finite, or beyond what the engine accepts) is drawn as the model's
    reference pose and spoils nothing else.
-8. All implementations agree: on the suite's tasks the robot's pixels overlap by at least 97 %, colours differ by at most
-   4 of 255 in the mean, depths of common pixels by at most 1 %.
+8. All implementations agree: on the suite's tasks the robot's pixels overlap by at least 97 %, colours differ by at
+   most 4 of 255 in the mean, depths of common pixels by at most 1 %.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compiled: which geom is nearest in each pixel, and how far.
 
-Everything happens in the camera's frame: the origin is the camera, the ray of a pixel goes along d = (x, y, -1), so that
-its parameter t is the depth. Every geom writes depth and its index into those pixels of its screen bounds where it is the
-nearest so far. The inner loops have no branches, so that the compiler makes vector instructions of them; hence also the
-float32 constants, the slices, and rows that are a multiple of LANES long.
+Everything happens in the camera's frame: the origin is the camera, the ray of a pixel goes along d = (x, y, -1), so
+that its parameter t is the depth. Every geom writes depth and its index into those pixels of its screen bounds where it
+is the nearest so far. The inner loops have no branches, so that the compiler makes vector instructions of them; hence
+also the float32 constants, the slices, and rows that are a multiple of LANES long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import ceil, floor, sqrt
 
 import numpy as np
 
-from sdpg.render.compiled import jit
+from sdpg.render.compiled import jit, part
 
 LANES = 8  # pixels that are worked on at once
 PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6  # mjtGeom
@@ -21,13 +21,13 @@ _ZERO, _ONE, _TINY, _INF = np.float32(0), np.float32(1), np.float32(1e-12), np.f
 _TIE = np.float32(1 + 1e-6)  # surfaces this close are one; the later geom is seen, as in MuJoCo
 
 
-@jit
+@part
 def _turn(matrix, v0, v1, v2, k):
     """Component k in the camera's frame of a world vector."""
     return matrix[k] * v0 + matrix[3 + k] * v1 + matrix[6 + k] * v2
 
 
-@jit
+@part
 def _place(pose, kind, size, xpos, xmat, cpos, cmat):
     """A geom's row: 0 centre, 3, 6, 9 its axes x, y, z, 12 size. (15,)"""
     for k in range(3):
@@ -40,7 +40,7 @@ def _place(pose, kind, size, xpos, xmat, cpos, cmat):
         pose[13] = _ZERO  # a capsule without length
 
 
-@jit
+@part
 def _sphere_bounds(c, depth, r):
     """Where a sphere at coordinate c and this depth begins and ends on the plane at depth 1."""
     over = depth * depth - r * r
@@ -48,13 +48,13 @@ def _sphere_bounds(c, depth, r):
     return (c * depth - reach) / over, (c * depth + reach) / over
 
 
-@jit
+@part
 def _bounds(pose, kind, out):
-    """Bounds xmin, xmax, ymin, ymax on the plane at depth 1, all of it for what the camera is near; False: behind it."""
+    """xmin, xmax, ymin, ymax on the plane at depth 1; everything if the camera is close. False: it is behind."""
     out[0], out[1], out[2], out[3] = -1e9, 1e9, -1e9, 1e9
     if kind == PLANE:
         return True
-    if kind == SPHERE or kind == CAPSULE:
+    if kind in (SPHERE, CAPSULE):
         r, h = np.float64(pose[12]), np.float64(pose[13])
         d0, d1 = h * pose[11] - pose[2], -h * pose[11] - pose[2]
         if d0 <= -r and d1 <= -r:
@@ -84,22 +84,22 @@ def _bounds(pose, kind, out):
     return farthest > 0.0
 
 
-@jit
+@part
 def _pixels(low, high, first, step, count):
-    """Pixels [a, b) of `count` whose centres first + index step are between low and high, and one more on either side."""
+    """Pixels [a, b) of `count` whose centres, first + index * step, are from low to high, and one more either side."""
     a, b = (low - first) / step, (high - first) / step
     if a > b:
         a, b = b, a
     a, b = max(a, -1.0), min(b, float(count))
     if not a <= b:  # beside the picture, or not a number
         return 0, 0
-    return max(0, int(floor(a))), min(count, int(ceil(b)) + 1)
+    return max(0, floor(a)), min(count, ceil(b) + 1)
 
 
 # p: the geom's row; z (H, Wp): nearest depth so far; ids (H, Wp): whose; box: rows [0, 1) and columns [2, 3)
 
 
-@jit
+@part
 def _draw_capsule(p, xs, ys, z, ids, box, g):
     """Also spheres. The parts of d and of the centre that are perpendicular to the axis make a quadratic in t."""
     r, h, ax, ay, az = p[12], p[13], p[9], p[10], p[11]
@@ -132,7 +132,7 @@ def _draw_capsule(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@jit
+@part
 def _draw_ellipsoid(p, xs, ys, z, ids, box, g):
     """A unit sphere, after dividing its own coordinates by its half axes."""
     iu, iv, iw = _ONE / p[12], _ONE / p[13], _ONE / p[14]
@@ -160,12 +160,12 @@ def _draw_ellipsoid(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@jit
+@part
 def _nonzero(value):
     return value if abs(value) > _TINY else _TINY
 
 
-@jit
+@part
 def _draw_cylinder(p, xs, ys, z, ids, box, g):
     """Where the ray is both inside the endless cylinder and between the planes of the ends."""
     h, ax, ay, az = p[13], p[9], p[10], p[11]
@@ -191,7 +191,7 @@ def _draw_cylinder(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@jit
+@part
 def _draw_box(p, xs, ys, z, ids, box, g):
     """Where the ray is between all three pairs of planes."""
     px, qx, rx, s0, s1, s2 = p[3], p[6], p[9], p[12], p[13], p[14]
@@ -215,7 +215,7 @@ def _draw_box(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@jit
+@part
 def _draw_plane(p, xs, ys, z, ids, box, g):
     """Seen from above only; a size of 0 means endless."""
     ax, ux, vx = p[9], p[3], p[6]
@@ -240,7 +240,7 @@ def _draw_plane(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@jit
+@part
 def _draw(geometry, p, g, z, ids, box):
     kind = geometry.kind[g]
     if kind == PLANE:
@@ -257,8 +257,8 @@ def _draw(geometry, p, g, z, ids, box):
 
 @jit
 def cover(geometry, poses, begin, end, z, ids, pose, box, depth):
-    """Worlds begin to end, n of them: fills z, ids (n, H, Wp), the geoms' rows `pose` (n, G, 15), their rows and columns
-    `box` (n, G, 4), and if it is wanted depth (N, H, W); (0, H, W) where it isn't."""
+    """Worlds begin to end, n of them: fills z and ids (n, H, Wp), the geoms' rows `pose` (n, G, 15), `box` (n, G, 4) of
+    rows and columns that they may be in, and depth (N, H, W), unless that is (0, H, W)."""
     height = geometry.ys.size
     bounds = np.empty(4)
     for w in range(end - begin):

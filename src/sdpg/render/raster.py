@@ -1,8 +1,8 @@
 """Scenes of primitives on a CPU: our own rasteriser, some thirty times faster than tracing rays through a tree.
 
-Poses come from the engine (a small batch of worlds without contacts and constraints). `cover` finds the nearest geom of
-each pixel: per geom only the pixels of its screen bounds, each with the exact intersection of its ray; `shade` gives them
-colours. Pictures equal those of `render.warp`.
+Poses come from the engine (a small batch of worlds without contacts and constraints). `cover` finds the nearest geom
+of each pixel: per geom only the pixels of its screen bounds, each with the exact intersection of its ray; `shade` gives
+them colours. Pictures equal those of `render.warp`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.cover import cover
-from sdpg.render.scene import Geometry, Look, Poses, geometry_of, look_of, obstacle
+from sdpg.render.scene import Geometry, Look, Poses, geometry_of, look_of
 from sdpg.render.shade import shade
-from sdpg.render.views import check_views, clean, mocap
+from sdpg.render.views import check_views, clean, mocap, obstacle
 from sdpg.render.workers import Workers
 
 _SKIPPED = ("CONTACT", "CONSTRAINT", "EQUALITY", "LIMIT", "ACTUATION", "SENSOR", "SPRING", "DAMPER", "GRAVITY")
@@ -49,7 +49,9 @@ class RasterRenderer:
         self._workers = Workers(threads)
         start = time.perf_counter()
         self.render(torch.from_numpy(np.repeat(model.qpos0[None], num, axis=0)))
-        self.warmup_seconds = time.perf_counter() - start  # loads the compiled code; compiles it if it isn't on disk yet
+        self.warmup_seconds = (
+            time.perf_counter() - start
+        )  # loads the compiled code; compiles it if it isn't on disk yet
 
     def render(
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None

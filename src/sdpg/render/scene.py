@@ -1,8 +1,7 @@
-"""A model as the rasteriser wants it: arrays of what can be seen of each view; and what it can't draw."""
+"""A model as the rasteriser wants it: arrays of what can be seen in a view."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mujoco
@@ -12,10 +11,8 @@ from numpy.typing import NDArray
 from sdpg.render.api import View
 from sdpg.render.cover import LANES, PLANE
 from sdpg.render.shade import DIRECTIONAL, HEADLIGHT
-from sdpg.render.views import camera_id, colours, pixel_coordinates, seen
+from sdpg.render.views import camera_id, colours, pixel_coordinates, seen, textures
 
-_DRAWN = {"PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX"}  # kinds of geoms
-_RGB = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
 _MAX_SHININESS = 128.0  # OpenGL's, and mujoco_warp's
 _NO_MATERIAL = (0.0, 0.5, 64.0)  # emission, specular, exponent
 _NO_LIGHT = 0.3  # ambient light where there is no other
@@ -64,24 +61,6 @@ class Poses(NamedTuple):
     light_xdir: NDArray[Any]  # (N, nlight, 3)
 
 
-def obstacle(model: mujoco.MjModel, views: Sequence[View]) -> str | None:
-    """Why the rasteriser can't draw these views: a clause; None: it can."""
-    if model.nflex:
-        return "the scene has flexible bodies"
-    for view in views:
-        if model.cam_projection[camera_id(model, view.camera)] == mujoco.mjtProjection.mjPROJ_ORTHOGRAPHIC:
-            return f"camera '{view.camera}' is orthographic"
-        geoms = seen(model, view.groups)
-        for g, texture in zip(geoms, _textures(model, geoms), strict=True):
-            kind = mujoco.mjtGeom(model.geom_type[g]).name.removeprefix("mjGEOM_")
-            name = model.geom(g).name or str(g)
-            if kind not in _DRAWN:
-                return f"geom '{name}' is a {kind.lower()}"
-            if texture >= 0 and (kind != "PLANE" or model.tex_type[texture] != mujoco.mjtTexture.mjTEXTURE_2D):
-                return f"geom '{name}', a {kind.lower()}, has a texture that only planes can have here"
-    return None
-
-
 def geometry_of(model: mujoco.MjModel, view: View) -> Geometry:
     geoms = seen(model, view.groups)  # (G,)
     x, y = pixel_coordinates(model, view)
@@ -109,7 +88,7 @@ def look_of(model: mujoco.MjModel, view: View) -> Look:
     sky = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
     sky_image = images.add(int(sky[0])) if len(sky) else -1
     sky_colour = images.only_colour(sky_image) if len(sky) else np.zeros(3, np.float32)
-    texture = [images.add(int(tex)) if tex >= 0 else -1 for tex in _textures(model, geoms)]
+    texture = [images.add(int(tex)) if tex >= 0 else -1 for tex in textures(model, geoms)]
     return Look(
         material=material,
         texture=np.array(texture, np.int64),
@@ -127,14 +106,6 @@ def look_of(model: mujoco.MjModel, view: View) -> Look:
     )
 
 
-def _textures(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
-    """(G,) the texture that colours each geom, or -1."""
-    if not model.nmat:
-        return np.full(len(geoms), -1)
-    materials = model.geom_matid[geoms]
-    return np.where(materials >= 0, model.mat_texid[materials, _RGB], -1)
-
-
 def _materials(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
     """(G, 6): colour, emission, specular, exponent."""
     rows = [
@@ -147,8 +118,8 @@ def _materials(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
 
 
 def _mapping(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, float]:
-    """Of a plane's own x and y to u and v, as MuJoCo has it: the texture is repeated `texrepeat` times over a plane, or,
-    if it is uniform or the plane is endless, every 2 m / texrepeat."""
+    """From a plane's own x and y to u and v, as MuJoCo has it: the texture is repeated `texrepeat` times over a plane,
+    or, if it is uniform or the plane is endless, every 2 m / texrepeat."""
     material = model.geom_matid[geom]
     if model.geom_type[geom] != PLANE or material < 0:
         return 0.0, 0.0, 0.0, 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdpg.render.compiled import jit
+from sdpg.render.compiled import jit, part
 
 PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6  # mjtGeom
 SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all directions
@@ -17,7 +17,7 @@ HEADLIGHT = -1  # in place of a light's number: directional, along the camera's 
 _ZERO, _HALF, _ONE, _FULL, _TINY = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255), np.float32(1e-12)
 
 
-@jit
+@part
 def _normal(p, g, kind, x, y, z):
     """Of the surface at a point of a geom that is not a plane."""
     qx, qy, qz = x - p[g, 0], y - p[g, 1], z - p[g, 2]
@@ -25,7 +25,11 @@ def _normal(p, g, kind, x, y, z):
     v = qx * p[g, 6] + qy * p[g, 7] + qz * p[g, 8]
     w = qx * p[g, 9] + qy * p[g, 10] + qz * p[g, 11]
     if kind == BOX:
-        fu, fv, fw = abs(u) - p[g, 12], abs(v) - p[g, 13], abs(w) - p[g, 14]  # the face is the one that it is nearest to
+        fu, fv, fw = (
+            abs(u) - p[g, 12],
+            abs(v) - p[g, 13],
+            abs(w) - p[g, 14],
+        )  # the face is the one that it is nearest to
         if fu >= fv and fu >= fw:
             u, v, w = (_ONE if u > _ZERO else -_ONE), _ZERO, _ZERO
         elif fv >= fw:
@@ -43,10 +47,14 @@ def _normal(p, g, kind, x, y, z):
         w -= max(min(w, p[g, 13]), -p[g, 13])
     scale = _ONE / max(np.sqrt(u * u + v * v + w * w), _TINY)
     u, v, w = u * scale, v * scale, w * scale
-    return p[g, 3] * u + p[g, 6] * v + p[g, 9] * w, p[g, 4] * u + p[g, 7] * v + p[g, 10] * w, p[g, 5] * u + p[g, 8] * v + p[g, 11] * w
+    return (
+        p[g, 3] * u + p[g, 6] * v + p[g, 9] * w,
+        p[g, 4] * u + p[g, 7] * v + p[g, 10] * w,
+        p[g, 5] * u + p[g, 8] * v + p[g, 11] * w,
+    )
 
 
-@jit
+@part
 def _light(nx, ny, nz, x, y, z, shine, exponent, kinds, lights, rows):
     """Diffuse (3) and specular (3) light on a point."""
     dr, dg, db, sr, sg, sb = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
@@ -72,12 +80,12 @@ def _light(nx, ny, nz, x, y, z, shine, exponent, kinds, lights, rows):
     return dr, dg, db, sr, sg, sb
 
 
-@jit
+@part
 def _byte(value):
     return np.uint8(min(max(value, _ZERO), _ONE) * _FULL)
 
 
-@jit
+@part
 def _sample(look, image, u, v):
     """Colour 0 to 255 at u, v in [0, 1]: linear between texels, constant beyond the outermost centres."""
     start, width, height = look.images[image, 0], look.images[image, 1], look.images[image, 2]
@@ -96,7 +104,7 @@ def _sample(look, image, u, v):
     return r, g, b
 
 
-@jit
+@part
 def _shade_sky(geometry, look, cmat, ids, rgb):
     """The pixels of a sky with a picture on it; MuJoCo turns it so that the cube's y is up, faces +x -x +y -y +z -z."""
     side = np.float32(look.images[look.sky_image, 1])
@@ -121,7 +129,7 @@ def _shade_sky(geometry, look, cmat, ids, rgb):
             rgb[0, i, j], rgb[1, i, j], rgb[2, i, j] = np.uint8(r), np.uint8(g), np.uint8(b)
 
 
-@jit
+@part
 def _shade_plane(geometry, look, p, g, lights, z, ids, box, rgb):
     """Row by row: texture coordinates, colours 0 to 255, light. A plane under directional lights is lit evenly."""
     m, image, wide = look.material[g], look.texture[g], geometry.xs.size
@@ -178,7 +186,7 @@ def _shade_plane(geometry, look, p, g, lights, z, ids, box, rgb):
                 out[j] = value if whose[j] == g else out[j]
 
 
-@jit
+@part
 def _shade_round(geometry, look, p, g, lights, z, ids, box, rgb):
     """Capsules and spheres under directional lights, a row at a time: what `_shade_others` does, and much faster."""
     h, inverse, ax, ay, az = p[13], _ONE / p[12], p[9], p[10], p[11]
@@ -212,7 +220,7 @@ def _shade_round(geometry, look, p, g, lights, z, ids, box, rgb):
                 out[j] = value if whose[j] == g else out[j]
 
 
-@jit
+@part
 def _shade_others(geometry, look, pose, lights, z, ids, box, done, rgb):
     """What is left; `box` is around all of it. (No views of arrays in here: counting references costs more.)"""
     m = look.material
@@ -230,7 +238,7 @@ def _shade_others(geometry, look, pose, lights, z, ids, box, done, rgb):
                 rgb[c, i, j] = _byte(m[g, c] * (m[g, 3] + look.ambient[c] + light[c]) + light[3 + c])
 
 
-@jit
+@part
 def _place_lights(look, poses, n, cpos, cmat, lights):
     """lights (L, 6): towards it, or where it is if it is not directional (3); its direction (3)."""
     for k in range(look.light.shape[0]):
@@ -251,7 +259,7 @@ def _place_lights(look, poses, n, cpos, cmat, lights):
 
 @jit
 def shade(geometry, look, poses, begin, end, z, ids, pose, box, rgb):
-    """Worlds begin to end, n of them, of which z, ids (n, H, Wp), pose (n, G, 15), box (n, G, 4) tell; rgb (N, 3, H, W)."""
+    """Worlds begin to end, n of them: from z and ids (n, H, Wp), pose (n, G, 15), box (n, G, 4) to rgb (N, 3, H, W)."""
     height, wide, count = geometry.ys.size, geometry.xs.size, geometry.kind.size
     lights, paint = np.zeros((look.light.size, 6), np.float32), np.empty((3, height, wide), np.uint8)
     around, done = np.empty(4, np.int64), np.empty(count, np.bool_)
@@ -266,7 +274,7 @@ def shade(geometry, look, poses, begin, end, z, ids, pose, box, rgb):
         around[0], around[1], around[2], around[3] = height, 0, wide, 0
         for g in range(count):
             kind, mine = geometry.kind[g], box[w, g]
-            done[g] = mine[3] == 0 or kind == PLANE or (look.flat and (kind == CAPSULE or kind == SPHERE))
+            done[g] = mine[3] == 0 or kind == PLANE or (look.flat and kind in (CAPSULE, SPHERE))
             if not done[g]:
                 around[0], around[1] = min(around[0], mine[0]), max(around[1], mine[1])
                 around[2], around[3] = min(around[2], mine[2]), max(around[3], mine[3])

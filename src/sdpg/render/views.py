@@ -12,6 +12,7 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
 
+PRIMITIVES = {"PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX"}  # of mjtGeom: what the rasteriser draws
 LARGEST = 1e10  # mjMAXVAL: the engine calls a coordinate beyond this bad
 
 
@@ -34,6 +35,10 @@ def check_views(model: mujoco.MjModel, num: int, views: Sequence[View]) -> tuple
             raise SdpgError(f"camera '{view.camera}': an image of {view.width}x{view.height} pixels can't be rendered")
         if not (view.rgb or view.depth):
             raise SdpgError(f"camera '{view.camera}': ask for rgb, depth or both")
+        if not len(seen(model, view.groups)) and not model.nflex:
+            raise SdpgError(
+                f"camera '{view.camera}': nothing in the geom groups {view.groups} is visible; choose others"
+            )
     names = [view.camera for view in views]
     if len(set(names)) < len(names):
         raise SdpgError(f"a camera can have one view; given: {', '.join(names)}")
@@ -48,9 +53,35 @@ def seen(model: mujoco.MjModel, groups: Sequence[int]) -> np.ndarray:
 def colours(model: mujoco.MjModel) -> np.ndarray:
     """(ngeom, 4): as MuJoCo has it, a material's colour unless the geom's own is not the default."""
     rgba = np.array(model.geom_rgba, np.float32)
-    default = (rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(axis=1) & (model.geom_matid >= 0)
+    default = (rgba == np.array([0.5, 0.5, 0.5, 1.0], np.float32)).all(axis=1) & (model.geom_matid >= 0)
     rgba[default] = model.mat_rgba[model.geom_matid[default]]
     return rgba
+
+
+def textures(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
+    """(G,) the texture that colours each geom, or -1."""
+    if not model.nmat:
+        return np.full(len(geoms), -1)
+    materials = model.geom_matid[geoms]
+    return np.where(materials >= 0, model.mat_texid[materials, int(mujoco.mjtTextureRole.mjTEXROLE_RGB)], -1)
+
+
+def obstacle(model: mujoco.MjModel, views: Sequence[View]) -> str | None:
+    """Why the rasteriser can't draw these views: a clause; None: it can."""
+    if model.nflex:
+        return "the scene has flexible bodies"
+    for view in views:
+        if model.cam_projection[camera_id(model, view.camera)] == mujoco.mjtProjection.mjPROJ_ORTHOGRAPHIC:
+            return f"camera '{view.camera}' is orthographic"
+        geoms = seen(model, view.groups)
+        for g, texture in zip(geoms, textures(model, geoms), strict=True):
+            kind = mujoco.mjtGeom(model.geom_type[g]).name.removeprefix("mjGEOM_")
+            name = model.geom(g).name or str(g)
+            if kind not in PRIMITIVES:
+                return f"geom '{name}' is a {kind.lower()}"
+            if texture >= 0 and (kind != "PLANE" or model.tex_type[texture] != mujoco.mjtTexture.mjTEXTURE_2D):
+                return f"geom '{name}', a {kind.lower()}, has a texture that only planes can have here"
+    return None
 
 
 def frustum(model: mujoco.MjModel, view: View) -> tuple[float, float, float, float]:
@@ -92,7 +123,7 @@ def clean(model: mujoco.MjModel, qpos: Tensor) -> np.ndarray:
 
 
 def mocap(model: mujoco.MjModel, given: Tensor | None, field: str, num: int) -> np.ndarray:
-    """(N, nmocap, 3 or 4) float64 of "pos" or "quat": the given ones, else (and where they are no numbers) the model's."""
+    """(N, nmocap, 3 or 4) float64 of "pos" or "quat": what is given, else, and where it is no number, the model's."""
     bodies = np.flatnonzero(model.body_mocapid >= 0)
     own = getattr(model, f"body_{field}")[bodies[np.argsort(model.body_mocapid[bodies])]]  # (nmocap, 3 or 4)
     rows = np.repeat(own[None], num, axis=0)

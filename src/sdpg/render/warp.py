@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
-from sdpg.render.views import check_views, clean, mocap, seen
+from sdpg.render.views import check_views, clean, mocap
 from sdpg.render.workers import Workers
 
 
@@ -84,8 +84,6 @@ class WarpRenderer:
         part = _Part(start, end, self._mjw.make_data(self._model, nworld=end - start, nconmax=1, njmax=1))
         for groups, same in groupby(sorted(self.views, key=lambda v: v.groups), key=lambda v: v.groups):
             views = tuple(same)
-            if not len(seen(self._model, groups)) and not self._model.nflex:
-                raise SdpgError(f"no geom of the groups {groups} is visible; choose others")
             context = self._mjw.create_render_context(
                 self._model,
                 nworld=end - start,
@@ -130,13 +128,13 @@ def _read(part: _Part, views: tuple[View, ...], context: Any, images: dict[str, 
         image, pixels = images[view.camera], view.width * view.height
         if image.rgb is not None:
             packed = context.rgb_data.numpy()[:, rgb_adr[i] : rgb_adr[i] + pixels]  # (n, H W) 0xAARRGGBB
-            out = image.rgb.numpy()[part.start : part.end].reshape(num, 3, pixels)
+            rgb = image.rgb.numpy()[part.start : part.end].reshape(num, 3, pixels)
             for channel, shift in enumerate((16, 8, 0)):
-                out[:, channel] = packed >> shift  # uint8 keeps the lowest byte
+                rgb[:, channel] = packed >> shift  # uint8 keeps the lowest byte
         if image.depth is not None:
             metres = context.depth_data.numpy()[:, depth_adr[i] : depth_adr[i] + pixels]  # (n, H W), 0: nothing hit
-            out = image.depth.numpy()[part.start : part.end].reshape(num, pixels)
-            out[:] = np.where(metres > 0, metres, np.inf)
+            depth = image.depth.numpy()[part.start : part.end].reshape(num, pixels)
+            depth[:] = np.where(metres > 0, metres, np.inf)
 
 
 @cache
