@@ -328,6 +328,7 @@ def check(argv: Argv) -> int:
 BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
+    "render": "images per second of each renderer",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
@@ -422,7 +423,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
-    "bench": (bench, "measure: sdpg bench sim|iteration|smoothing"),
+    "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),
 }
 

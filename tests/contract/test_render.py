@@ -32,9 +32,8 @@ SUN = '<light type="directional" dir=".3 .5 -1" diffuse=".6 .5 .4" specular=".3 
 
 def scene(world: str, assets: str = SKY, head: str = "", camera: str = FRONT, light: str = SUN) -> mujoco.MjModel:
     """The extent is always the same: Warp compiles zfar, which is a multiple of it, into its code."""
-    return mujoco.MjModel.from_xml_string(
-        f"<mujoco><statistic extent='1'/>{head}<asset>{assets}</asset><worldbody>{camera}{light}{world}</worldbody></mujoco>"
-    )
+    head = f"<statistic extent='1'/>{head}<asset>{assets}</asset>"
+    return mujoco.MjModel.from_xml_string(f"<mujoco>{head}<worldbody>{camera}{light}{world}</worldbody></mujoco>")
 
 
 def still(model: mujoco.MjModel, num: int = 1) -> Tensor:
