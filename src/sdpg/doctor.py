@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,15 @@ def _renderer(problems: list[str]) -> str:
         task = make_task("cartpole")
         model, views = compile_scene(task), [View(task.camera)]
         kind, why = choose(model, views)
+        start = time.perf_counter()
         qpos = torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]])
         rgb = make_renderer(model, 3, views).render(qpos)[task.camera].rgb
         assert rgb is not None
         if not torch.equal(rgb[0], rgb[2]) or torch.equal(rgb[0], rgb[1]):
             problems.append("images do not show the state: reinstall numba as pinned in constraints.txt.")
             return "wrong results"
-        return f"{kind} drew images of cartpole ({why}); scenes with meshes and the like go to warp by themselves"
+        took = f"{time.perf_counter() - start:.1f} s with loading"
+        return f"{kind} drew cartpole ({why}; {took}); scenes with meshes and the like go to warp by themselves"
     except Exception as error:  # whatever is broken here is what doctor is for
         problems.append(f"no images can be rendered: {type(error).__name__}: {' '.join(str(error).split())}.")
         return "broken"

@@ -165,7 +165,7 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["device"] == "cpu"
     assert "mujoco" in facts["versions"]
     assert "stepped" in facts["engine"]
-    assert facts["renderer"].startswith("raster drew images")
+    assert facts["renderer"].startswith("raster drew cartpole")
 
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 1e9)
     monkeypatch.setattr(doctor, "ENOUGH_MEMORY", 1e9)

@@ -420,6 +420,8 @@ def test_a_scene_that_raster_cannot_draw_goes_to_warp_by_itself() -> None:
     material = '<material name="checked" texture="checker"/>'
     box = scene('<geom name="crate" type="box" size=".1 .1 .1" material="checked"/>', SKY + CHECKER + material)
     assert choose(box, [view])[0] == "warp" and "crate" in choose(box, [view])[1]
+    field = '<hfield name="hills" nrow="2" ncol="2" size="1 1 .1 .1"/>'
+    assert choose(scene('<geom name="ground" type="hfield" hfield="hills"/>', field), [view])[1].endswith("a hfield")
     flat = scene('<geom size=".1"/>', camera='<camera name="front" projection="orthographic"/>')
     assert choose(flat, [view]) == ("warp", "camera 'front' is orthographic")
 
@@ -443,6 +445,11 @@ def test_bad_wishes_in_plain_words() -> None:
             make_renderer(model, 1, views)
     with pytest.raises(SdpgError, match="0 images"):
         make_renderer(model, 0, [View("front")])
+    with pytest.raises(SdpgError, match="0 threads"):
+        make_renderer(model, 1, [View("front")], 0)
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="made for"):
+            make_renderer(model, 2, [View("front")], 1, kind).render(still(model, 1))
     with pytest.raises(SdpgError, match="unknown renderer"):
         make_renderer(model, 1, [View("front")], kind="gl")  # type: ignore[arg-type]
 

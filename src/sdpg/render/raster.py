@@ -8,7 +8,6 @@ them colours. Pictures equal those of `render.warp`.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -27,7 +26,8 @@ from sdpg.render.shade import shade
 from sdpg.render.views import check_views, clean, mocap, obstacle
 from sdpg.render.workers import Workers
 
-_SKIPPED = ("CONTACT", "CONSTRAINT", "EQUALITY", "LIMIT", "ACTUATION", "SENSOR", "SPRING", "DAMPER", "GRAVITY")
+_SKIPPED = ("CONTACT", "CONSTRAINT", "ACTUATION", "SENSOR")  # of mjtDisableBit: poses do not need them
+_POSES = {"geom_xpos": 3, "geom_xmat": 9, "cam_xpos": 3, "cam_xmat": 9, "light_xpos": 3, "light_xdir": 3}
 _CHUNK = 4  # worlds that a thread takes at a time: what is known of their pixels should fit a core's own cache
 
 
@@ -37,7 +37,7 @@ class RasterRenderer:
     kind = "raster"
 
     def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1):
-        self.views, self.num, self.threads = check_views(model, num, views), num, threads
+        self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
         if (reason := obstacle(model, self.views)) is not None:
             raise SdpgError(f"the rasteriser can't draw this: {reason}; take the renderer 'warp'")
         self._model = copy.copy(model)
@@ -47,16 +47,13 @@ class RasterRenderer:
         self._poses = Poses(*(self._batch.bind(name).reshape(num, -1, n) for name, n in _POSES.items()))
         self._scenes = {view: (geometry_of(self._model, view), look_of(self._model, view)) for view in self.views}
         self._workers = Workers(threads)
-        start = time.perf_counter()
+        # Loads the compiled code, or compiles it if it isn't on disk yet: now, so that all pictures take equally long.
         self.render(torch.from_numpy(np.repeat(model.qpos0[None], num, axis=0)))
-        self.warmup_seconds = (
-            time.perf_counter() - start
-        )  # loads the compiled code; compiles it if it isn't on disk yet
 
     def render(
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
     ) -> dict[str, Image]:
-        self._batch.bind("qpos")[:] = clean(self._model, qpos)
+        self._batch.bind("qpos")[:] = clean(self._model, qpos, self.num)
         if self._model.nmocap:
             self._batch.bind("mocap_pos")[:] = mocap(self._model, mocap_pos, "pos", self.num)
             self._batch.bind("mocap_quat")[:] = mocap(self._model, mocap_quat, "quat", self.num)
@@ -80,6 +77,3 @@ class RasterRenderer:
         ends = pairwise([*range(0, self.num, _CHUNK), self.num])
         self._workers.run([lambda a=a, b=b: job(a, b) for a, b in ends])  # type: ignore[misc]
         return Image(torch.from_numpy(rgb) if view.rgb else None, torch.from_numpy(depth) if view.depth else None)
-
-
-_POSES = {"geom_xpos": 3, "geom_xmat": 9, "cam_xpos": 3, "cam_xmat": 9, "light_xpos": 3, "light_xdir": 3}

@@ -24,9 +24,9 @@ def camera_id(model: mujoco.MjModel, name: str) -> int:
     return found
 
 
-def check_views(model: mujoco.MjModel, num: int, views: Sequence[View]) -> tuple[View, ...]:
-    if num < 1:
-        raise SdpgError(f"{num} images can't be rendered; give at least 1")
+def check_views(model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1) -> tuple[View, ...]:
+    if num < 1 or threads < 1:
+        raise SdpgError(f"{num} images on {threads} threads can't be rendered; give at least 1 of both")
     if not views:
         raise SdpgError("a renderer needs at least one view")
     for view in views:
@@ -115,8 +115,10 @@ def ray_length(model: mujoco.MjModel, view: View) -> Tensor:
     return torch.from_numpy(np.sqrt(1 + x[None, :] ** 2 + y[:, None] ** 2).astype(np.float32))
 
 
-def clean(model: mujoco.MjModel, qpos: Tensor) -> np.ndarray:
+def clean(model: mujoco.MjModel, qpos: Tensor, num: int) -> np.ndarray:
     """(N, nq) float64, rows that are no state replaced by the reference pose."""
+    if qpos.shape != (num, model.nq):
+        raise ValueError(f"qpos is {tuple(qpos.shape)}; the renderer was made for {(num, model.nq)}")
     rows = qpos.detach().cpu().numpy().astype(np.float64)  # a copy
     rows[~(np.abs(rows) < LARGEST).all(axis=1)] = model.qpos0  # NaN compares false
     return rows

@@ -44,7 +44,7 @@ class WarpRenderer:
     kind = "warp"
 
     def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, device: str = "cpu"):
-        self.views, self.num, self.threads = check_views(model, num, views), num, threads
+        self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
         self._wp, self._mjw = _engine()
         self._model, self._device = copy.copy(model), device
         self._workers = Workers(threads)
@@ -62,7 +62,7 @@ class WarpRenderer:
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
     ) -> dict[str, Image]:
         state = {
-            "qpos": clean(self._model, qpos),  # (N, nq)
+            "qpos": clean(self._model, qpos, self.num),  # (N, nq)
             "mocap_pos": mocap(self._model, mocap_pos, "pos", self.num),
             "mocap_quat": mocap(self._model, mocap_quat, "quat", self.num),
         }
