@@ -81,7 +81,7 @@ def run(options: Options) -> dict[str, Any]:
             seconds[kind].append(took / calls / len(qpos))
     each: dict[str, float | None] = {"raster": None, "warp": None}
     each |= {kind: median(values[1:]) for kind, values in seconds.items()}
-    gl, gl_why = _opengl(model, view, qpos, options.gl_seconds)
+    gl, gl_why = _opengl(model, view, qpos, threads, options.gl_seconds)
     each["opengl"] = gl
     ratio = None
     if "raster" in seconds:
@@ -128,8 +128,8 @@ print(json.dumps(sorted(seconds[1:])[1]))
 """
 
 
-def _opengl(model: mujoco.MjModel, view: View, qpos: Tensor, limit: float) -> tuple[float | None, str]:
-    """Seconds per image of mujoco.Renderer, one thread, and with which GL; or None and why not."""
+def _opengl(model: mujoco.MjModel, view: View, qpos: Tensor, threads: int, limit: float) -> tuple[float | None, str]:
+    """Seconds per image of mujoco.Renderer, and with which GL; or None and why not."""
     backends = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa", "glfw"]
     reasons = []
     with tempfile.TemporaryDirectory() as folder:
@@ -137,15 +137,14 @@ def _opengl(model: mujoco.MjModel, view: View, qpos: Tensor, limit: float) -> tu
         np.save(Path(folder) / "qpos.npy", qpos.double().numpy())
         command = [sys.executable, "-c", _CHILD, folder, view.camera, str(view.width), str(view.height)]
         for backend in backends:
+            env = os.environ | {"MUJOCO_GL": backend, "LP_NUM_THREADS": str(threads)}  # the latter is Mesa's
             try:
-                done = subprocess.run(
-                    command, env=os.environ | {"MUJOCO_GL": backend}, capture_output=True, text=True, timeout=limit
-                )
+                done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
             except subprocess.TimeoutExpired:
                 reasons.append(f"{backend}: no answer within {limit:.0f} s")
                 continue
             if done.returncode == 0:
-                return float(json.loads(done.stdout.splitlines()[-1])), f"mujoco.Renderer by {backend}, one thread"
+                return float(json.loads(done.stdout.splitlines()[-1])), f"mujoco.Renderer by {backend}"
             words = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
             reasons.append(f"{backend}: {words[-1] if words else f'ended with code {done.returncode}'}")
     return None, "no usable GL library (" + "; ".join(reasons) + ")"
