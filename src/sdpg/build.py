@@ -11,7 +11,7 @@ import torch
 
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.render import make_renderer
+from sdpg.render.choose import make_renderer
 from sdpg.render.api import View
 from sdpg.render.stack import Eyes
 from sdpg.sim.cpu import CpuSim

@@ -298,6 +298,7 @@ BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
     "memory": "peak memory of training, and how it grows with the number of environments",
+    "render": "images per second of each renderer",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
@@ -393,7 +394,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
-    "bench": (bench, "measure: sdpg bench sim|iteration|smoothing"),
+    "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),
 }
 

@@ -19,7 +19,7 @@ from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.render import make_renderer
+from sdpg.render.choose import make_renderer
 from sdpg.render.api import View
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
