@@ -56,7 +56,7 @@ def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: 
     """Pictures (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
     sim = env.sim
     assert isinstance(sim, CpuSim)
-    camera = next(iter(env.task.cameras.values())).name
+    camera = env.task.camera
     renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1)
     stride = frame_stride(env)
     returns: list[float] = []

@@ -32,6 +32,7 @@ class Task(ABC):
     episode_steps: ClassVar[int] = 1000  # control steps until truncation
     reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata")
     params: ClassVar[tuple[str, ...]] = ()  # MjModel fields that start() gives per row
+    camera: ClassVar[str] = "track"  # the scene's camera for films
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("track")}  # source -> what it shows
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("pixels",)}
     """What the policy of each observation kind sees: sources of observe() and cameras, several are fused."""

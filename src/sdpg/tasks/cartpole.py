@@ -29,6 +29,7 @@ class Cartpole(Robot):
     timestep = 0.01
     substeps = 2  # 50 Hz
     episode_steps = 300
+    camera = "side"
     cameras = {"pixels": Camera("side")}
 
     def start(self, rng: RowRng, n: int) -> Start:
