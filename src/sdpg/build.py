@@ -11,8 +11,8 @@ import torch
 
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.render.choose import make_renderer
 from sdpg.render.api import View
+from sdpg.render.choose import make_renderer
 from sdpg.render.stack import Eyes
 from sdpg.sim.cpu import CpuSim
 from sdpg.tasks.base import Task, make_task

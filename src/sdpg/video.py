@@ -19,8 +19,8 @@ from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.render.choose import make_renderer
 from sdpg.render.api import View
+from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
 from sdpg.train import cfg_from_dict, restore
@@ -140,7 +140,7 @@ def write_frames(folder: Path, pictures: Iterator[np.ndarray]) -> int:
 
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    for count, picture in enumerate(pictures, 1):  # noqa: B007 - the last count is the number of pictures
+    for count, picture in enumerate(pictures, 1):
         Image.fromarray(picture).save(folder / f"{count - 1:05}.png")
     return count
 
