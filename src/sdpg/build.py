@@ -31,11 +31,11 @@ def default_threads() -> int:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """For collecting: torch's small operations gain nothing from a second thread, and its waiting threads would take
-    the cores from physics."""
+def collecting(env: BranchedEnv) -> Iterator[None]:
+    """Torch's threads while a segment is collected: the small operations of vector policies gain nothing from a second
+    one, and threads that wait would take the cores from physics. Convolutions need them all."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads if env.eyes is not None else 1)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ import torch
 import sdpg
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import default_threads, make_env, one_torch_thread
+from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -112,7 +112,7 @@ class _Run:
     def _iterate(self) -> None:
         cfg, algo, env = self.cfg, self.algo, self.env
         start = time.perf_counter()
-        with one_torch_thread():
+        with collecting(env):
             rollout = algo.collect(env)
         middle = time.perf_counter()
         failed = rollout.failed.float().mean().item()

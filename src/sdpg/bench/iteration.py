@@ -21,7 +21,7 @@ import sdpg.algos.sdpg as algorithm
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import default_threads, make_env, one_torch_thread
+from sdpg.build import collecting, default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.cpu import CpuSim
@@ -122,7 +122,7 @@ def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
 
 def _iterate(algo: Sdpg, env: BranchedEnv, iterations: int) -> None:
     """As in training."""
-    with one_torch_thread():
+    with collecting(env):
         rollout = algo.collect(env)
     algo.update(rollout, iterations)
 
