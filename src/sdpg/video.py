@@ -117,7 +117,7 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
     first = next(pictures)
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = imageio_ffmpeg.write_frames(
-        str(path), (first.shape[1], first.shape[0]), fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="error"
+        str(path), (first.shape[1], first.shape[0]), fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
     )
     count = 0
     try:
@@ -125,12 +125,12 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
         for picture in _chain(first, pictures):
             writer.send(picture)
             count += 1
-    except OSError as error:
-        raise SdpgError(
-            f"the video '{path}' can't be written: {str(error).splitlines()[0]}; try --frames DIR"
-        ) from error
+    except OSError:
+        pass  # ffmpeg ended early; the file tells
     finally:
         writer.close()
+    if not path.is_file() or not path.stat().st_size:
+        raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR")
     return count
 
 
