@@ -14,6 +14,7 @@ from conftest import NAN_TASK, subprocess_env, tiny
 
 from sdpg import checkpoint, cli, doctor, train
 from sdpg.cli import main
+from sdpg.display import Display
 from sdpg.errors import SdpgError
 from sdpg.options import _one_line
 
@@ -216,7 +217,7 @@ class _Terminal:
 
 def test_the_live_display(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
-    with cli._Display(tiny(iterations=100, minutes=130.0), to_stderr=False, quiet=False) as display:
+    with Display(tiny(iterations=100, minutes=130.0), to_stderr=False, quiet=False) as display:
         assert display.live is not None
         _Terminal(display)
     out = capsys.readouterr().out
@@ -226,7 +227,7 @@ def test_the_live_display(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_plain_display_is_sparing(capsys: Capture) -> None:
-    with cli._Display(tiny(iterations=100), to_stderr=False, quiet=False) as display:
+    with Display(tiny(iterations=100), to_stderr=False, quiet=False) as display:
         _Terminal(display)
     out, err = capsys.readouterr()
     assert "iteration 1/100" in out
