@@ -81,7 +81,7 @@ class Actor(nn.Module):
         bfloat16: bool = False,  # in the encoders
     ):
         super().__init__()
-        self.bfloat16 = bfloat16
+        self.half_precision = bfloat16  # not `bfloat16`, which is a method of modules
         self.encoders = nn.ModuleDict({name: module for name, (module, _) in encoders.items()})
         features = sum(size for _, size in encoders.values())
         self.trunk = trunk(features, widths, generator)
@@ -98,7 +98,7 @@ class Actor(nn.Module):
 
     def forward(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """name -> (B, ...) to mean (B, A) and log-std (B, A)."""
-        with torch.autocast(self.mean.weight.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(self.mean.weight.device.type, torch.bfloat16, enabled=self.half_precision):
             encoded = [encoder(sources[name]).to(self.mean.weight.dtype) for name, encoder in self.encoders.items()]
         hidden = self.trunk(torch.cat(encoded, dim=-1))
         mean = self.mean(hidden)
