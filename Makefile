@@ -34,6 +34,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/sdpg bench sim hopper
 	$(BIN)/sdpg bench iteration hopper --num-nominal 64 --num-auxiliary 63
+	$(BIN)/sdpg bench render hopper
 	$(BIN)/sdpg bench smoothing
 
 clean:

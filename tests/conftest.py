@@ -20,9 +20,9 @@ from sdpg.presets import resolve
 SRC = Path(__file__).parents[1] / "src"
 
 
-def tiny(task: str = "cartpole", **changes: Any) -> TrainCfg:
+def tiny(task: str = "cartpole", obs: str = "state", **changes: Any) -> TrainCfg:
     """A run whose iteration takes milliseconds; `horizon` goes to the algorithm."""
-    cfg = resolve(task)
+    cfg = resolve(task, obs=obs)
     algo = replace(
         cfg.algo, horizon=changes.pop("horizon", 6), actor_widths=(16,), critic_widths=(16,), critic_batch=64, warmup=2
     )

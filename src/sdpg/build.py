@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import mujoco
@@ -11,8 +11,12 @@ import torch
 
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.render.api import View
+from sdpg.render.choose import make_renderer
+from sdpg.render.stack import Eyes
 from sdpg.sim.cpu import CpuSim
 from sdpg.tasks.base import Task, make_task
+from sdpg.types import Camera
 
 
 def compile_scene(task: Task) -> mujoco.MjModel:
@@ -27,11 +31,11 @@ def default_threads() -> int:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """For collecting: torch's small operations gain nothing from a second thread, and its waiting threads would take
-    the cores from physics."""
+def collecting(env: BranchedEnv) -> Iterator[None]:
+    """Torch's threads while a segment is collected: the small operations of vector policies gain nothing from a second
+    one, and threads that wait would take the cores from physics. Convolutions need them all."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads if env.eyes is not None else 1)
     try:
         yield
     finally:
@@ -39,14 +43,28 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def make_env(
-    task: Task | str, num_nominal: int, num_auxiliary: int = 0, seed: int = 0, threads: int = 0
+    task: Task | str, num_nominal: int, num_auxiliary: int = 0, seed: int = 0, threads: int = 0, obs: str = "state"
 ) -> BranchedEnv:
-    """N = num_nominal rows of K = 1 + num_auxiliary branches; threads = 0 takes every core."""
+    """N = num_nominal rows of K = 1 + num_auxiliary branches; threads = 0 takes every core.
+
+    Cameras are there if the observation kind `obs` needs them; only the N nominal worlds are rendered.
+    """
     if num_nominal < 1:
         raise SdpgError(f"num-nominal is {num_nominal}; give at least 1")
     if num_auxiliary < 0:
         raise SdpgError(f"num-auxiliary is {num_auxiliary}; give at least 0 (1 to train with sdpg)")
     task = make_task(task) if isinstance(task, str) else task
     worlds = num_nominal * (1 + num_auxiliary)
-    sim = CpuSim(compile_scene(task), worlds, threads or default_threads(), task.reads)
-    return BranchedEnv(task, sim, num_nominal, seed)
+    if obs not in task.inputs:
+        raise SdpgError(f"{type(task).__name__} has no observations '{obs}'; it has {', '.join(task.inputs)}")
+    model, threads = compile_scene(task), threads or default_threads()
+    sim = CpuSim(model, worlds, threads, task.reads)
+    cameras = {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
+    eyes = make_eyes(model, cameras, num_nominal, threads) if cameras else None
+    return BranchedEnv(task, sim, num_nominal, seed, eyes=eyes)
+
+
+def make_eyes(model: mujoco.MjModel, cameras: Mapping[str, Camera], num: int, threads: int) -> Eyes:
+    """A renderer for the cameras, chosen by the scene, and its frame stacks."""
+    views = [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras.values()]
+    return Eyes(make_renderer(model, num, views, threads), cameras)

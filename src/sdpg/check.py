@@ -74,8 +74,9 @@ def _check_scene(task: Task, _: EnvFactory) -> None:
     except Exception as error:  # the compiler's own exception types vary
         _fail(f"the scene does not compile: {' '.join(str(error).split())}.")
     cameras = [model.camera(i).name for i in range(model.ncam)]
-    if task.camera not in cameras:
-        _fail(f"the camera '{task.camera}' is not in the scene; it has {', '.join(cameras) or 'none'}.")
+    for camera in (task.camera, *(source.name for source in task.cameras.values())):
+        if camera not in cameras:
+            _fail(f"the camera '{camera}' is not in the scene; it has {', '.join(cameras) or 'none'}.")
     data = mujoco.MjData(model)
     for name in task.reads:
         if not isinstance(getattr(data, name, None), np.ndarray):

@@ -9,11 +9,10 @@ import json
 import math
 import os
 import sys
-import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sdpg import __version__
 from sdpg.errors import SdpgError
@@ -113,6 +112,7 @@ def _train_options() -> type[Any]:
 def train(argv: Argv) -> int:
     from sdpg import presets
     from sdpg import train as training
+    from sdpg.display import Display
 
     task, rest = positional(argv)
     resume = peek(rest, "--resume")
@@ -129,7 +129,7 @@ def train(argv: Argv) -> int:
         _refuse_other_run(base, cfg, task, options.run)
     elif cfg.task != task:
         raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
-    with training.stop_on_signals() as stop, _Display(cfg, options.json, options.quiet) as display:
+    with training.stop_on_signals() as stop, Display(cfg, options.json, options.quiet) as display:
         summary = training.train(cfg, resume or options.run, resume is not None, display, stop)
     if options.json:
         _print_json(summary)
@@ -157,92 +157,6 @@ def _refuse_other_run(base: TrainCfg, cfg: TrainCfg, task: str | None, run: str 
         if old != new and field.name not in RESUMABLE:
             name = field.name.replace("_", "-")
             raise SdpgError(f"--{name} can't change when a run goes on; leave it out, or start a new run")
-
-
-class _Display:
-    """Progress of a run: a live line on a terminal, a plain line every ten seconds elsewhere."""
-
-    def __init__(self, cfg: TrainCfg, to_stderr: bool, quiet: bool):
-        from rich.console import Console
-
-        self.cfg, self.quiet = cfg, quiet
-        self.console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
-        self.live: Any = None
-        self.shown = -math.inf
-        self.first: tuple[int, float] | None = None  # iteration and seconds when this session began
-
-    def __enter__(self) -> _Display:
-        if self.console.is_terminal and not self.quiet:
-            from rich.live import Live
-
-            self.live = Live("", console=self.console, refresh_per_second=4)
-            self.live.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live is not None:
-            self.live.__exit__(None, None, None)
-
-    def __call__(self, what: str, facts: Mapping[str, Any]) -> None:
-        if what == "warning":
-            self._print(f"warning: {facts['message']}", stderr=True)
-        elif self.quiet:
-            return
-        elif what == "start":
-            how = "going on" if facts["iteration"] else "training"
-            worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
-            self._print(f"{how}: {facts['task']}, {worlds}, in {facts['run']}")
-        elif what == "iteration":
-            self._iteration(facts)
-        elif what == "end":
-            self._print(f"{_END[facts['reason']]} after iteration {facts['iteration']}, {facts['seconds']:.0f} s")
-            if facts["iteration"]:
-                self._print(f"look at it: sdpg eval {facts['run']}")
-
-    def _print(self, text: str, stderr: bool = False) -> None:
-        if stderr and self.live is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self.console.print(text, markup=False)
-
-    def _iteration(self, row: Mapping[str, Any]) -> None:
-        iteration, seconds = row["iteration"], row["seconds"]
-        self.first = self.first or (iteration, seconds)
-        left = self._seconds_left(iteration, seconds)
-        line = (
-            f"iteration {iteration}/{self.cfg.iterations}  return {_number(row['Train/mean_reward'], '.1f')}  "
-            f"length {_number(row['Train/mean_episode_length'], '.0f')}  {row['Perf/total_fps']:,.0f} steps/s  "
-            f"{_duration(seconds)} gone, {_duration(left)} left"
-        )
-        if self.live is not None:
-            self.live.update(line)
-        elif time.monotonic() - self.shown >= 10.0 or iteration == self.cfg.iterations:
-            self.shown = time.monotonic()
-            self._print(line)
-
-    def _seconds_left(self, iteration: int, seconds: float) -> float:
-        first_iteration, first_seconds = self.first or (iteration, seconds)
-        pace = (seconds - first_seconds) / (iteration - first_iteration) if iteration > first_iteration else math.nan
-        left = (self.cfg.iterations - iteration) * pace
-        if self.cfg.minutes is not None:
-            budget = max(0.0, 60.0 * self.cfg.minutes - seconds)
-            left = budget if math.isnan(left) else min(left, budget)
-        return left
-
-
-_END = {"iterations": "finished", "minutes": "time is up", "stopped": "stopped, saved"}
-
-
-def _number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)  # no episode has ended yet
-
-
-def _duration(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -294,6 +208,61 @@ def _write_json(path: str, value: Any) -> None:
         raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another --write") from error
 
 
+# --- play -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions:
+    """Film a policy beside what its camera sees: `sdpg play RUN --video out.mp4`, `sdpg play TASK --policy random`."""
+
+    video: str | None = None
+    """The mp4 to write; out.mp4 if neither this nor --frames is given."""
+    frames: str | None = None
+    """Write PNG pictures into this folder instead."""
+    policy: Literal["random", "zero"] | None = None
+    """Without a run: such actions on a task."""
+    size: int = 480
+    """Side of the third-person view in pixels."""
+    episodes: int = 2
+    seed: int = 1000
+    """Of the starts; not the seeds of training."""
+    checkpoint: str = "last"
+    """"last", or an iteration."""
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def play(argv: Argv) -> int:
+    subject, rest = positional(argv)
+    options = parse(PlayOptions, rest, "sdpg play RUN")
+    if subject is None:
+        raise SdpgError("which run? sdpg play RUN (the folder that `sdpg train` printed), or TASK with --policy random")
+    if options.episodes < 1 or not 64 <= options.size <= 2160:
+        raise SdpgError("episodes must be at least 1, and size between 64 and 2160")
+    from sdpg import video
+
+    if options.policy is None:
+        policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed)
+    else:
+        policy, env = video.simple_policy(options.policy, subject, options.seed)
+    result: dict[str, Any] = {}
+    pictures = video.frames(policy, env, options.episodes, options.size, result)
+    stride = video.frame_stride(env)
+    target = Path(options.frames or options.video or "out.mp4")
+    if options.frames is not None:
+        result["pictures"] = video.write_frames(target, pictures)
+    else:
+        fps = 1.0 / (env.task.timestep * env.task.substeps * stride)
+        result["pictures"] = video.write_video(target, pictures, fps)
+    result["file"] = str(target)
+    if options.json:
+        _print_json(result)
+    else:
+        returns = ", ".join(f"{value:.1f}" for value in result["returns"])
+        print(f"{target}: {result['pictures']} pictures, returns {returns}")
+    return 0
+
+
 # --- check, bench, doctor ---------------------------------------------------------------------------------------------
 
 
@@ -328,6 +297,8 @@ def check(argv: Argv) -> int:
 BENCHES = {
     "sim": "steps per second of the bare engine",
     "iteration": "seconds per phase of a training iteration",
+    "memory": "peak memory of training, and how it grows with the number of environments",
+    "render": "images per second of each renderer",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
@@ -421,8 +392,9 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "tasks": (tasks, "list the tasks"),
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
+    "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
-    "bench": (bench, "measure: sdpg bench sim|iteration|smoothing"),
+    "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),
 }
 

@@ -14,7 +14,7 @@ class TrainCfg:
     task: str
     """A name that `sdpg tasks` lists, or module:Class."""
     algorithm: Literal["sdpg"] = "sdpg"
-    obs: Literal["state"] = "state"
+    obs: Literal["state", "pixels"] = "state"
     """What the policy sees."""
     preset: Literal["cpu", "paper"] = "cpu"
     """cpu: what pays on few cores; paper: the paper's values."""
@@ -63,9 +63,13 @@ class TrainCfg:
             "algo.regression-fraction must be in (0, 1]": 0 < algo.regression_fraction <= 1,
             "algo.critic-passes must be at least 1": algo.critic_passes >= 1,
             "algo.critic-batch must be at least 1": algo.critic_batch >= 1,
+            "algo.actor-chunk must be at least 1": algo.actor_chunk >= 1,
+            "algo.encoder-features must be at least 1": algo.encoder_features >= 1,
             "algo.actor-lr and algo.critic-lr must be positive": algo.actor_lr > 0 and algo.critic_lr > 0,
             "algo.target-decay must be in [0, 1)": 0 <= algo.target_decay < 1,
-            "algo widths must be positive": all(w > 0 for w in algo.actor_widths + algo.critic_widths),
+            "algo widths must be positive": all(
+                w > 0 for w in algo.actor_widths + algo.critic_widths + algo.vector_widths
+            ),
         }
         for rule, holds in checks.items():
             if not holds:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sdpg.build import default_threads, make_env
+from sdpg.build import compile_scene, default_threads, make_env
+from sdpg.render.api import View
+from sdpg.render.choose import choose, make_renderer
+from sdpg.tasks.base import make_task
 from sdpg.train import versions
 
 ENOUGH_DISK, ENOUGH_MEMORY = 1.0, 2.0  # GB: less is worth a word
@@ -35,6 +39,7 @@ def examine(folder: Path = Path()) -> dict[str, Any]:
         "device": "cpu",
         "why": _why(gpu, threads),
         "engine": _engine(problems),
+        "renderer": _renderer(problems),
         "problems": problems,
     }
 
@@ -59,6 +64,26 @@ def _engine(problems: list[str]) -> str:
         return f"mujoco.batch stepped {env.sim.num_worlds} worlds on {env.sim.threads} threads"
     except Exception as error:  # whatever is broken here is what doctor is for
         problems.append(f"the physics engine does not work: {type(error).__name__}: {' '.join(str(error).split())}.")
+        return "broken"
+
+
+def _renderer(problems: list[str]) -> str:
+    """A few real images. The first time on a machine this compiles the rasteriser, so that training need not."""
+    try:
+        task = make_task("cartpole")
+        model, views = compile_scene(task), [View(task.camera)]
+        kind, why = choose(model, views)
+        start = time.perf_counter()
+        qpos = torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]])
+        rgb = make_renderer(model, 3, views).render(qpos)[task.camera].rgb
+        assert rgb is not None
+        if not torch.equal(rgb[0], rgb[2]) or torch.equal(rgb[0], rgb[1]):
+            problems.append("images do not show the state: reinstall numba as pinned in constraints.txt.")
+            return "wrong results"
+        took = f"{time.perf_counter() - start:.1f} s with loading"
+        return f"{kind} drew cartpole ({why}; {took}); scenes with meshes and the like go to warp by themselves"
+    except Exception as error:  # whatever is broken here is what doctor is for
+        problems.append(f"no images can be rendered: {type(error).__name__}: {' '.join(str(error).split())}.")
         return "broken"
 
 

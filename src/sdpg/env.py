@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sdpg.errors import SdpgError
+from sdpg.render.stack import Eyes
 from sdpg.rng import RowRng
 from sdpg.sim.api import Simulator
 from sdpg.tasks.base import Task
@@ -29,8 +30,10 @@ class BranchedEnv:
     nominal as it is now.
     """
 
-    def __init__(self, task: Task, sim: Simulator, num_nominal: int, seed: int = 0, first_row: int = 0):
-        self.task, self.sim = task, sim
+    def __init__(
+        self, task: Task, sim: Simulator, num_nominal: int, seed: int = 0, first_row: int = 0, eyes: Eyes | None = None
+    ):
+        self.task, self.sim, self.eyes = task, sim, eyes
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
         self.device = sim.device
         self._worlds = torch.arange(sim.num_worlds, device=self.device).view(self.grid)  # (N, K) flat ids, only here
@@ -42,6 +45,8 @@ class BranchedEnv:
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
         self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.episodes = 0  # nominal episodes finished so far
+        self._seen = True  # whether the eyes have looked at the state that the nominals are in now
+        self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)  # (N,) began since they last looked
         self._begin(torch.arange(num_nominal, device=self.device))
 
     @property
@@ -64,8 +69,15 @@ class BranchedEnv:
 
     def observe(self) -> Obs:
         """What can be seen now; calling it twice changes nothing."""
-        views = self.task.observe(self.physics(), self._memory)
-        return Obs(self._own(views["state"]), {name: self._own(view)[:, 0] for name, view in views.items()})
+        x = self.physics()
+        views = self.task.observe(x, self._memory)
+        sources = {name: self._own(view)[:, 0] for name, view in views.items()}
+        if self.eyes is not None:
+            if not self._seen:
+                self.eyes.look(x.qpos[:, 0], self._new)
+                self._seen, self._new = True, torch.zeros_like(self._new)
+            sources |= self.eyes.frames()
+        return Obs(self._own(views["state"]), sources)
 
     def branch(self) -> None:
         """Column 0 -> columns 1..M, all rows."""
@@ -77,6 +89,7 @@ class BranchedEnv:
         ctrl = task.control(self.physics(), memory, action)  # (N, K, nu)
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
         self._clock += 1
+        self._seen = False
         x = self.physics()
         self.terms = task.reward(x, memory, action)  # kept for the logs
         # One addition after the other: a reduction rounds some columns differently, and branches would not be equal.
@@ -131,6 +144,9 @@ class BranchedEnv:
             "episodes": torch.tensor(self.episodes),
         }
         memory = {f"memory.{name}": values.contiguous() for name, values in self._memory.items()}
+        if self.eyes is not None:
+            eyes = {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
+            mine |= eyes | {"seen": torch.tensor(self._seen), "new": self._new.clone()}
         return mine | memory | {f"sim.{name}": values for name, values in self.sim.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -141,6 +157,9 @@ class BranchedEnv:
         self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
         self.episodes = int(state["episodes"])
         self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
+        if self.eyes is not None:
+            self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
+            self._seen, self._new = bool(state["seen"]), state["new"].to(self.device).clone()
         self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
 
     def _own(self, view: Tensor) -> Tensor:
@@ -171,6 +190,7 @@ class BranchedEnv:
             memory[name][rows, 0] = values
         self._memory = memory
         self._clock[rows] = 0
+        self._seen, self._new[rows] = False, True
         self._episode_return[rows] = 0.0
         self._branch(rows)
 

@@ -1,4 +1,4 @@
-"""(task, preset) -> a run's configuration, as differences from the defaults.
+"""(task, preset, observations) -> a run's configuration, as differences from the defaults.
 
 `paper`: the paper's table of hyper-parameters. `cpu`: what learned most per minute on two cores (docs/algorithm.md
 tells what was tried).
@@ -6,23 +6,33 @@ tells what was tried).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdpg.config import TrainCfg
 
-Delta = dict[str, Any]
+Values = dict[str, Any]
 
-# The paper's values, per task: (run, algorithm).
-_ENTROPY: Delta = {"entropy": True, "auto_temperature": True}
-PAPER: dict[str, tuple[Delta, Delta]] = {
-    "hopper": ({"iterations": 10_000}, _ENTROPY),
-    "walker": ({"iterations": 20_000}, _ENTROPY),
-    "ant": (
-        {"iterations": 10_000},
-        {"actor_widths": (256, 64, 32), "critic_lr": 2e-3, "target_decay": 0.2},
-    ),
-    "humanoid": (
+
+@dataclass(frozen=True)
+class Delta:
+    """What differs: options of the run, options of the algorithm."""
+
+    run: Values = field(default_factory=dict)
+    algo: Values = field(default_factory=dict)
+
+    def __or__(self, other: Delta) -> Delta:
+        return Delta(self.run | other.run, self.algo | other.algo)
+
+
+NOTHING = Delta()
+_ENTROPY: Values = {"entropy": True, "auto_temperature": True}
+
+PAPER = {
+    "hopper": Delta({"iterations": 10_000}, _ENTROPY),
+    "walker": Delta({"iterations": 20_000}, _ENTROPY),
+    "ant": Delta({"iterations": 10_000}, {"actor_widths": (256, 64, 32), "critic_lr": 2e-3, "target_decay": 0.2}),
+    "humanoid": Delta(
         {"iterations": 100_000},
         {
             "actor_widths": (256, 128),
@@ -35,28 +45,41 @@ PAPER: dict[str, tuple[Delta, Delta]] = {
         },
     ),
 }
+_PICTURES = Delta({}, {"actor_chunk": 256})
+PAPER_PIXELS = {
+    "hopper": Delta({"iterations": 20_000}),
+    "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
+    "humanoid": Delta({"iterations": 200_000}, {"encoder_features": 256}),
+}
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
 # and the actor four times as many: the critic needs a larger learning rate to keep up.
-_CPU_RUN: Delta = {"num_auxiliary": 15, "iterations": 1000}
-_CPU_ALGO: Delta = {"antithetic": True, "regression_steps": 4, "regression_fraction": 0.5, "critic_lr": 1e-3}
-CPU: dict[str, tuple[Delta, Delta]] = {
-    "cartpole": (
+_CPU = Delta(
+    {"num_auxiliary": 15, "iterations": 1000},
+    {"antithetic": True, "regression_steps": 4, "regression_fraction": 0.5, "critic_lr": 1e-3},
+)
+CPU = {
+    "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
         {"horizon": 16, "critic_lr": 2e-3, "target_decay": 0.2, "initial_std": 0.5, "output_gain": 0.01, "warmup": 10},
     ),
-    "hopper": ({"iterations": 800}, {}),
-    "walker": ({"iterations": 1800}, {}),
-    "ant": ({"iterations": 2000}, {"critic_lr": 2e-3}),
-    "humanoid": ({"iterations": 5000}, {}),
+    "hopper": Delta({"iterations": 800}),
+    "walker": Delta({"iterations": 1800}),
+    "ant": Delta({"iterations": 2000}, {"critic_lr": 2e-3}),
+    "humanoid": Delta({"iterations": 5000}),
 }
+_CPU_PICTURES = Delta({}, {"encoder": "nature", "actor_lr": 1e-3})
+CPU_PIXELS: dict[str, Delta] = {}
 
 
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
     """The configuration of a run before the command line's own options."""
-    run, algo = PAPER.get(task, ({}, _ENTROPY))
-    cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm)  # type: ignore[arg-type]
+    delta = PAPER.get(task, Delta({}, _ENTROPY))
+    if obs != "state":
+        delta |= _PICTURES | PAPER_PIXELS.get(task, NOTHING)
     if preset == "cpu":
-        more_run, more_algo = CPU.get(task, ({}, {}))
-        run, algo = run | _CPU_RUN | more_run, algo | _CPU_ALGO | more_algo
-    return replace(cfg, **run, algo=replace(cfg.algo, **algo))
+        delta |= _CPU | CPU.get(task, NOTHING)
+        if obs != "state":
+            delta |= _CPU_PICTURES | CPU_PIXELS.get(task, NOTHING)
+    cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm)  # type: ignore[arg-type]
+    return replace(cfg, **delta.run, algo=replace(cfg.algo, **delta.algo))

@@ -26,7 +26,7 @@ import torch
 import sdpg
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import default_threads, make_env, one_torch_thread
+from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -60,8 +60,8 @@ def train(
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
-    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     before = 0.0  # seconds of earlier sessions
     if saved is not None:
         restore(saved, algo, env)
@@ -112,7 +112,7 @@ class _Run:
     def _iterate(self) -> None:
         cfg, algo, env = self.cfg, self.algo, self.env
         start = time.perf_counter()
-        with one_torch_thread():
+        with collecting(env):
             rollout = algo.collect(env)
         middle = time.perf_counter()
         failed = rollout.failed.float().mean().item()

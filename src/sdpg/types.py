@@ -44,6 +44,17 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Camera:
+    """Pictures of one of the scene's cameras as a source: the last `stack` frames, the newest last."""
+
+    name: str
+    width: int = 84
+    height: int = 84
+    depth: bool = False  # metres (N, stack, H, W) float32 in place of colours (N, 3 * stack, H, W) uint8
+    stack: int = 3
+
+
+@dataclass(frozen=True)
 class Obs:
     """What can be seen now. `state` is for the critic; a policy reads what its sources name."""
 

@@ -14,6 +14,7 @@ from conftest import NAN_TASK, subprocess_env, tiny
 
 from sdpg import checkpoint, cli, doctor, train
 from sdpg.cli import main
+from sdpg.display import Display
 from sdpg.errors import SdpgError
 from sdpg.options import _one_line
 
@@ -165,6 +166,7 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["device"] == "cpu"
     assert "mujoco" in facts["versions"]
     assert "stepped" in facts["engine"]
+    assert facts["renderer"].startswith("raster drew cartpole")
 
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 1e9)
     monkeypatch.setattr(doctor, "ENOUGH_MEMORY", 1e9)
@@ -173,9 +175,11 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no engine")
 
     monkeypatch.setattr(doctor, "make_env", broken)
+    monkeypatch.setattr(doctor, "make_renderer", broken)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert out.count("problem: ") == 3
+    assert out.count("problem: ") == 4
+    assert "no images can be rendered" in out
     assert "no engine" in out
 
 
@@ -188,6 +192,9 @@ def test_bench(capsys: Capture, tmp_path: Path) -> None:
     assert main(["bench", "sim", "cartpole", *sim, "--write", str(tmp_path / "sim.json")]) == 0
     assert "task: cartpole" in capsys.readouterr().out
     assert json.loads((tmp_path / "sim.json").read_text())["task"] == "cartpole"
+    render = "--num-nominal 2 --width 8 --height 8 --repeats 1 --calls 1 --threads 1 --gl-seconds 0.01".split()
+    assert main(["bench", "render", "cartpole", *render, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["raster_to_warp"] > 0
     assert main("bench smoothing --points 5 --repeats 2 --deltas 0.2 --num-auxiliary 3 --json".split()) == 0
     assert json.loads(capsys.readouterr().out)
     assert "takes no task" in _refused(capsys, "bench", "smoothing", "hopper")
@@ -210,7 +217,7 @@ class _Terminal:
 
 def test_the_live_display(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
-    with cli._Display(tiny(iterations=100, minutes=130.0), to_stderr=False, quiet=False) as display:
+    with Display(tiny(iterations=100, minutes=130.0), to_stderr=False, quiet=False) as display:
         assert display.live is not None
         _Terminal(display)
     out = capsys.readouterr().out
@@ -220,7 +227,7 @@ def test_the_live_display(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_plain_display_is_sparing(capsys: Capture) -> None:
-    with cli._Display(tiny(iterations=100), to_stderr=False, quiet=False) as display:
+    with Display(tiny(iterations=100), to_stderr=False, quiet=False) as display:
         _Terminal(display)
     out, err = capsys.readouterr()
     assert "iteration 1/100" in out

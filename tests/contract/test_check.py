@@ -10,7 +10,7 @@ from sdpg.check import CHECKS, check_task
 from sdpg.tasks.ant import Ant
 from sdpg.tasks.base import make_task, registry
 from sdpg.tasks.cartpole import Cartpole
-from sdpg.types import Start
+from sdpg.types import Camera, Start
 
 
 @pytest.mark.parametrize("name", sorted(registry()))
@@ -132,7 +132,7 @@ class NoState(Cartpole):
 
 
 class NoCamera(Cartpole):
-    camera = "head"
+    cameras = {"pixels": Camera("head")}
 
 
 class UnknownRead(Cartpole):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from conftest import tiny
 
 from sdpg.algos import sdpg as algorithm
-from sdpg.bench import curve, iteration, plot, sim, smoothing
+from sdpg.bench import curve, iteration, plot, render, sim, smoothing
 from sdpg.errors import SdpgError
 from sdpg.train import train
 
@@ -63,6 +64,27 @@ def test_iteration() -> None:
     }  # fmt: skip
     assert all(value > 0 for value in seconds.values())
     assert 0 < result["ratio_to_raw"] < 1 and result["iteration_seconds"] > result["raw_seconds"]
+
+
+def test_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = render.Options(
+        task="cartpole", num_nominal=3, width=16, height=8, repeats=2, calls=2, threads=1, gl_seconds=30.0
+    )
+    result = render.run(tiny)
+    json.dumps(result)
+    speeds, ms = result["images_per_second"], result["ms_per_image"]
+    assert set(speeds) == set(ms) == {"raster", "warp", "opengl"}
+    assert speeds["raster"] * ms["raster"] == pytest.approx(1000) and result["raster_to_warp"] > 0
+    assert (result["renderer"], result["images"], result["width"], result["height"]) == ("raster", 3, 16, 8)
+    assert (speeds["opengl"] is None) == ("no usable GL library" in result["opengl"])
+
+    # No GL: nothing hangs, nothing breaks, and the reason is there.
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setattr(render, "_CHILD", "import sys; sys.exit('no display')")
+    assert render.run(tiny)["opengl"] == "no usable GL library (egl: no display)"
+    monkeypatch.setattr(render, "_CHILD", "import time; time.sleep(60)")
+    result = render.run(replace(tiny, gl_seconds=0.2))
+    assert result["ms_per_image"]["opengl"] is None and "no answer" in result["opengl"]
 
 
 def test_the_stopwatch_counts_nested_phases_once() -> None:

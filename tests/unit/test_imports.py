@@ -15,7 +15,7 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options"},
+    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options", "video", "display"},
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]

@@ -368,8 +368,8 @@ def test_regression_steps_and_fraction() -> None:
     calls: list[int] = []
 
     def count(algo: Sdpg) -> list[int]:
-        policy, calls[:] = algo._policy, []
-        algo._policy = lambda s: (calls.append(len(s["state"])), policy(s))[1]  # type: ignore[method-assign]
+        policy, calls[:] = algo.actor.forward, []
+        algo.actor.forward = lambda s: (calls.append(len(s["state"])), policy(s))[1]  # type: ignore[method-assign]
         return calls
 
     algo, env = _make()

@@ -237,7 +237,7 @@ def test_the_algorithms_step_is_the_gradient_step() -> None:
     rollout = algo.collect(env)
     returns, _ = algo._returns(rollout)
     direction, _ = ascent_direction(advantage(returns, None, True), rollout.noise, rollout.log_std.exp(), "sigma")
-    mean, _ = algo._policy({"state": rollout.sources["state"].flatten(0, 1)})
+    mean, _ = algo.actor({"state": rollout.sources["state"].flatten(0, 1)})
     step = _pushed((mean,), (direction.flatten(0, 1),), algo.actor)
     before = [p.detach().clone() for p in algo.actor.parameters()]
     algo.update(rollout, 10)

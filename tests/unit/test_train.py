@@ -61,9 +61,9 @@ def _assert_same(a: Path, b: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("task", ["cartpole", "hopper"])
-def test_a_resumed_run_is_the_run_that_never_stopped(task: str, tmp_path: Path) -> None:
-    cfg = tiny(task, iterations=10, horizon=12, checkpoint_every=3)
+@pytest.mark.parametrize(("task", "obs"), [("cartpole", "state"), ("hopper", "state"), ("cartpole", "pixels")])
+def test_a_resumed_run_is_the_run_that_never_stopped(task: str, obs: str, tmp_path: Path) -> None:
+    cfg = tiny(task, obs, iterations=10, horizon=12, checkpoint_every=3)
     train.train(cfg, tmp_path / "whole")
     recorder = Recorder(stop_after=5)
     summary = train.train(cfg, tmp_path / "parts", report=recorder, stop=recorder.stop)

@@ -1,11 +1,35 @@
-"""What algorithms share: learning-rate schedules and a guarded optimiser step."""
+"""What algorithms share: their checkpoints, learning-rate schedules, a guarded optimiser step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+class Algorithm:
+    """What decides how training goes on: networks and optimisers by name, and the number of finished iterations."""
+
+    iteration = 0
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, torch.optim.Optimizer]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers, nested by name."""
+        state: dict[str, Any] = {"iteration": self.iteration}
+        state |= {name: module.state_dict() for name, module in self.modules.items()}
+        return state | {name: optimizer.state_dict()["state"] for name, optimizer in self.optimizers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iteration = int(state["iteration"])
+        for name, module in self.modules.items():
+            module.load_state_dict(state[name])
+        for name, optimizer in self.optimizers.items():
+            moments = {int(index): dict(values) for index, values in state.get(name, {}).items()}
+            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int) -> float:
@@ -21,11 +45,13 @@ def linear_lr(iteration: int, total: int, first: float, last: float) -> float:
     return first + (last - first) * min(1.0, iteration / max(1, total))
 
 
-def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, max_norm: float) -> float:
-    """One clipped step; its gradient norm. A gradient that is not finite is left out: no step."""
+def clipped_step(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float) -> float:
+    """One clipped step down the sum of `losses`, each of whose graphs is gone before the next is made; the gradient's
+    norm. A gradient that is not finite is left out: no step."""
     parameters = optimizer.param_groups[0]["params"]
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    for loss in losses:
+        loss.backward()
     norm = nn.utils.clip_grad_norm_(parameters, max_norm).item()
     if math.isfinite(norm):
         optimizer.param_groups[0]["lr"] = lr

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdpg.algos.base import clipped_step, cosine_lr, linear_lr
+from sdpg.algos.base import Algorithm, clipped_step, cosine_lr, linear_lr
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.nn.encoders import Convolutions, make_encoders, use_bfloat16
 from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Obs, Rollout
@@ -68,6 +69,16 @@ class SdpgCfg:
     """Entropy in the rewards that returns are made of."""
     temperature_lr: float = 1e-3
 
+    encoder: Convolutions = "drqv2"
+    """Convolutions for pictures: the paper's, or cheaper ones."""
+    encoder_features: int = 128
+    """Features that a picture is encoded into."""
+    vector_widths: tuple[int, ...] = ()
+    """Widths of an MLP encoder for vector sources; none: they are passed through."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the policy; auto: bfloat16 for pictures where the machine has it in hardware."""
+    actor_chunk: int = 2048
+    """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
     actor_widths: tuple[int, ...] = (128, 64, 32)
     critic_widths: tuple[int, ...] = (64, 64)
     output_gain: float = math.sqrt(2)
@@ -151,21 +162,23 @@ def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: st
 # --- the algorithm ----------------------------------------------------------------------------------------------------
 
 
-class Sdpg:
+class Sdpg(Algorithm):
     """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed."""
 
     def __init__(self, cfg: SdpgCfg, env: BranchedEnv, sources: tuple[str, ...] = ("state",), seed: int = 0):
-        self.cfg, self.sources, self.seed, self.iteration = cfg, sources, seed, 0
+        self.cfg, self.sources, self.seed = cfg, sources, seed
         self.device = env.device
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
-        sizes = {name: obs.sources[name].shape[-1] for name in sources}
-        self.normalizers = {name: Normalizer(size) for name, size in sizes.items()}
+        views = {name: obs.sources[name] for name in sources}
+        self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
-        encoders = {name: (nn.Identity(), size) for name, size in sizes.items()}
+        encoders = make_encoders(
+            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.encoder_features, generator
+        )
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
-            cfg.output_gain, generator,
+            cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),
         )  # fmt: skip
         self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -173,12 +186,20 @@ class Sdpg:
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=cfg.actor_lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=cfg.critic_lr, fused=True)
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=cfg.temperature_lr)
+        self.modules = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target_critic": self.target_critic,
+            "normalizers": nn.ModuleDict(self.normalizers),
+            "temperature": nn.ParameterList([self.log_temperature]),
+        }
+        self.optimizers = {
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
 
     # -- acting
-
-    def _policy(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and log-std as the network gives them, before their bounds: (B, A) each."""
-        return self.actor({name: self.normalizers[name](sources[name]) for name in self.sources})
 
     def _bounded(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         if self.cfg.mean_bound is not None:
@@ -190,7 +211,7 @@ class Sdpg:
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
         """The deterministic action (N, A) in (-1, 1)."""
-        mean, _ = self._policy(obs.sources)
+        mean, _ = self.actor(obs.sources)
         return squash(mean, self.cfg.mean_bound)
 
     # -- one iteration
@@ -204,20 +225,22 @@ class Sdpg:
         env.branch()
         noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
         steps: list[tuple[Tensor, ...]] = []
-        seen: list[Mapping[str, Tensor]] = []
+        obs = env.observe()
+        seen = {name: obs.sources[name].new_empty(cfg.horizon, *obs.sources[name].shape) for name in self.sources}
         for t in range(cfg.horizon):
             obs = env.observe()
-            mean, log_std = self._bounded(*self._policy(obs.sources))  # (N, A)
+            mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
             action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
-            seen.append({name: obs.sources[name].clone() for name in self.sources})
+            for name, views in seen.items():
+                views[t] = obs.sources[name]
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
         return Rollout(
             state=state,
-            sources={name: torch.stack([view[name] for view in seen]) for name in self.sources},
+            sources=seen,
             mean=mean,
             log_std=log_std,
             noise=noise,
@@ -240,7 +263,7 @@ class Sdpg:
         metrics |= self._update_critic(rollout, target, good, total, generator)
         self.normalizers["state"].update(rollout.state)
         for name in self.sources:
-            if name != "state":
+            if name != "state" and name in self.normalizers:
                 self.normalizers[name].update(rollout.sources[name])
         self.iteration += 1
         return metrics
@@ -278,23 +301,29 @@ class Sdpg:
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
         samples, temperature = len(mean), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses, norms, skipped = [], [], 0
+
+        def parts(pick: Tensor) -> Iterator[Tensor]:
+            for ids in pick.split(cfg.actor_chunk):
+                # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
+                # beyond its bound is drawn back, where a clipped one would have no gradient.
+                predicted_mean, predicted_log_std = self.actor({name: view[ids] for name, view in sources.items()})
+                loss = F.mse_loss(predicted_mean, mean[ids])
+                if cfg.exploration != "fixed":
+                    loss = loss + F.mse_loss(predicted_log_std, log_std[ids]) - temperature * predicted_log_std.mean()
+                loss = loss * (len(ids) / len(pick))
+                losses.append(loss.item() / cfg.regression_steps)
+                yield loss
+
         for _ in range(cfg.regression_steps):
-            pick: Any = slice(None)
+            pick = torch.arange(samples)
             if cfg.regression_fraction < 1.0:
                 pick = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
-            # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
-            # beyond its bound is drawn back, where a clipped one would have no gradient.
-            predicted_mean, predicted_log_std = self._policy({name: view[pick] for name, view in sources.items()})
-            loss = F.mse_loss(predicted_mean, mean[pick])
-            if cfg.exploration != "fixed":
-                loss = loss + F.mse_loss(predicted_log_std, log_std[pick]) - temperature * predicted_log_std.mean()
-            norm = clipped_step(self.actor_optimizer, loss, lr, cfg.max_grad_norm)
+            norm = clipped_step(self.actor_optimizer, parts(pick), lr, cfg.max_grad_norm)
             skipped += not math.isfinite(norm)
-            losses.append(loss.item())
             norms.append(norm)
         std = rollout.log_std.exp()
         return {
-            "Loss/actor": sum(losses) / len(losses),
+            "Loss/actor": sum(losses),
             "Loss/actor_grad_norm": sum(norms) / len(norms),
             "Loss/actor_lr": lr,
             "Loss/actor_skipped": float(skipped),
@@ -307,7 +336,8 @@ class Sdpg:
         cfg = self.cfg
         if cfg.auto_temperature and cfg.entropy:
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
-            clipped_step(self.temperature_optimizer, self.log_temperature.exp() * excess, cfg.temperature_lr, math.inf)
+            loss = self.log_temperature.exp() * excess
+            clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf)
         return {"Policy/temperature": self.log_temperature.exp().item()}
 
     def _update_critic(
@@ -326,7 +356,7 @@ class Sdpg:
             order = torch.randperm(len(target), generator=generator)
             for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
                 loss = F.mse_loss(self.critic(x), y)
-                norm = clipped_step(self.critic_optimizer, loss, lr, cfg.max_grad_norm)
+                norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())
                 norms.append(norm)
@@ -340,37 +370,4 @@ class Sdpg:
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
             "Train/mean_value": target.mean().item(),
-        }
-
-    # -- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training goes on: tensors and plain numbers, nested by name."""
-        modules = {"actor": self.actor, "critic": self.critic, "target_critic": self.target_critic}
-        return {
-            "iteration": self.iteration,
-            "normalizers": {name: normalizer.state_dict() for name, normalizer in self.normalizers.items()},
-            "log_temperature": self.log_temperature.detach(),
-            **{name: module.state_dict() for name, module in modules.items()},
-            **{name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers().items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.iteration = int(state["iteration"])
-        for name, normalizer in self.normalizers.items():
-            normalizer.load_state_dict(state["normalizers"][name])
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
-        self.target_critic.load_state_dict(state["target_critic"])
-        with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
-        for name, optimizer in self._optimizers().items():
-            moments = {int(index): dict(values) for index, values in state.get(name, {}).items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
         }

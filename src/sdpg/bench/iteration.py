@@ -21,7 +21,7 @@ import sdpg.algos.sdpg as algorithm
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import default_threads, make_env, one_torch_thread
+from sdpg.build import collecting, default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.cpu import CpuSim
@@ -33,7 +33,7 @@ class Options:
 
     task: str = "hopper"
     """A name that `sdpg tasks` lists, or module:Class."""
-    obs: Literal["state"] = "state"
+    obs: Literal["state", "pixels"] = "state"
     preset: Literal["cpu", "paper"] = "cpu"
     num_nominal: int = 64
     num_auxiliary: int = 63
@@ -93,10 +93,12 @@ def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
     """The phases of collect and update; what is in none of them is "other"."""
     watch = Stopwatch()
     watch.watch(algorithm, "exploration_noise", "noise")
-    watch.watch(algo, "_policy", "policy")
+    watch.watch(algo.actor, "forward", "policy")
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
+    if env.eyes is not None:
+        watch.watch(env.eyes, "look", "rendering")
     watch.watch(algo, "_target_value", "value")
     watch.watch(algo, "_update_actor _update_temperature", "actor update")
     watch.watch(algo, "_update_critic", "critic update")
@@ -120,7 +122,7 @@ def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
 
 def _iterate(algo: Sdpg, env: BranchedEnv, iterations: int) -> None:
     """As in training."""
-    with one_torch_thread():
+    with collecting(env):
         rollout = algo.collect(env)
     algo.update(rollout, iterations)
 
@@ -132,8 +134,8 @@ def run(options: Options) -> dict[str, Any]:
         resolve(options.task, options.preset, options.obs),
         num_nominal=options.num_nominal, num_auxiliary=options.num_auxiliary, seed=options.seed,
     )  # fmt: skip
-    env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads)
-    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     assert isinstance(env.sim, CpuSim)
     native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
     controls, stop = _controls(env)

@@ -78,8 +78,10 @@ class Actor(nn.Module):
         initial_log_std: float,
         output_gain: float,
         generator: torch.Generator,
+        bfloat16: bool = False,  # in the encoders
     ):
         super().__init__()
+        self.half_precision = bfloat16  # not `bfloat16`, which is a method of modules
         self.encoders = nn.ModuleDict({name: module for name, (module, _) in encoders.items()})
         features = sum(size for _, size in encoders.values())
         self.trunk = trunk(features, widths, generator)
@@ -96,8 +98,9 @@ class Actor(nn.Module):
 
     def forward(self, sources: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """name -> (B, ...) to mean (B, A) and log-std (B, A)."""
-        features = torch.cat([encoder(sources[name]) for name, encoder in self.encoders.items()], dim=-1)
-        hidden = self.trunk(features)
+        with torch.autocast(self.mean.weight.device.type, torch.bfloat16, enabled=self.half_precision):
+            encoded = [encoder(sources[name]).to(self.mean.weight.dtype) for name, encoder in self.encoders.items()]
+        hidden = self.trunk(torch.cat(encoded, dim=-1))
         mean = self.mean(hidden)
         log_std = self.log_std.expand_as(mean) if self.log_std_head is None else self.log_std_head(hidden)
         return mean, log_std

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.rng import RowRng
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Camera, Memory, Physics, Start, Terms
 
 
 class Task(ABC):
@@ -32,7 +32,10 @@ class Task(ABC):
     episode_steps: ClassVar[int] = 1000  # control steps until truncation
     reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata")
     params: ClassVar[tuple[str, ...]] = ()  # MjModel fields that start() gives per row
-    camera: ClassVar[str] = "track"  # the scene's camera that a pixel policy sees
+    camera: ClassVar[str] = "track"  # the scene's camera for films
+    cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("track")}  # source -> what it shows
+    inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("pixels",)}
+    """What the policy of each observation kind sees: sources of observe() and cameras, several are fused."""
 
     @abstractmethod
     def scene(self) -> mujoco.MjSpec:

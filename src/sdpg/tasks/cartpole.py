@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.terms import Robot, effort
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Camera, Memory, Physics, Start, Terms
 
 RAIL = 1.2  # metres to either side
 MAX_TILT = 1.0  # radians
@@ -30,6 +30,7 @@ class Cartpole(Robot):
     substeps = 2  # 50 Hz
     episode_steps = 300
     camera = "side"
+    cameras = {"pixels": Camera("side")}
 
     def start(self, rng: RowRng, n: int) -> Start:
         shift = rng.uniform(-START_SHIFT, START_SHIFT, 1)

@@ -1,0 +1,98 @@
+"""The live display of a training run."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from sdpg.config import TrainCfg
+
+
+class Display:
+    """Progress of a run: a live line on a terminal, a plain line every ten seconds elsewhere."""
+
+    def __init__(self, cfg: TrainCfg, to_stderr: bool, quiet: bool):
+        self.cfg, self.quiet = cfg, quiet
+        self.console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+        self.live: Any = None
+        self.shown = -math.inf
+        self.first: tuple[int, float] | None = None  # iteration and seconds when this session began
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            from rich.live import Live
+
+            self.live = Live("", console=self.console, refresh_per_second=4)
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.__exit__(None, None, None)
+
+    def __call__(self, what: str, facts: Mapping[str, Any]) -> None:
+        if what == "warning":
+            self._print(f"warning: {facts['message']}", stderr=True)
+        elif self.quiet:
+            return
+        elif what == "start":
+            how = "going on" if facts["iteration"] else "training"
+            worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
+            self._print(f"{how}: {facts['task']}, {worlds}, in {facts['run']}")
+        elif what == "iteration":
+            self._iteration(facts)
+        elif what == "end":
+            self._print(f"{_END[facts['reason']]} after iteration {facts['iteration']}, {facts['seconds']:.0f} s")
+            if facts["iteration"]:
+                self._print(f"look at it: sdpg eval {facts['run']}")
+
+    def _print(self, text: str, stderr: bool = False) -> None:
+        if stderr and self.live is None:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        else:
+            self.console.print(text, markup=False)
+
+    def _iteration(self, row: Mapping[str, Any]) -> None:
+        iteration, seconds = row["iteration"], row["seconds"]
+        self.first = self.first or (iteration, seconds)
+        left = self._seconds_left(iteration, seconds)
+        line = (
+            f"iteration {iteration}/{self.cfg.iterations}  return {_number(row['Train/mean_reward'], '.1f')}  "
+            f"length {_number(row['Train/mean_episode_length'], '.0f')}  {row['Perf/total_fps']:,.0f} steps/s  "
+            f"{_duration(seconds)} gone, {_duration(left)} left"
+        )
+        if self.live is not None:
+            self.live.update(line)
+        elif time.monotonic() - self.shown >= 10.0 or iteration == self.cfg.iterations:
+            self.shown = time.monotonic()
+            self._print(line)
+
+    def _seconds_left(self, iteration: int, seconds: float) -> float:
+        first_iteration, first_seconds = self.first or (iteration, seconds)
+        pace = (seconds - first_seconds) / (iteration - first_iteration) if iteration > first_iteration else math.nan
+        left = (self.cfg.iterations - iteration) * pace
+        if self.cfg.minutes is not None:
+            budget = max(0.0, 60.0 * self.cfg.minutes - seconds)
+            left = budget if math.isnan(left) else min(left, budget)
+        return left
+
+
+_END = {"iterations": "finished", "minutes": "time is up", "stopped": "stopped, saved"}
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)  # no episode has ended yet
+
+
+def _duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,102 @@
+"""Encoders: one per source, their features are concatenated. Pictures stay uint8 until they are in here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sdpg.nn.modules import linear, trunk
+
+Convolutions = Literal["drqv2", "nature", "small"]
+
+# (channels, kernel, stride) of each layer; no padding, ReLU after each.
+LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "drqv2": ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)),  # the paper's
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
+    "small": ((16, 8, 4), (32, 4, 2), (32, 3, 1)),  # the same at half the width
+}
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+class Pixels(nn.Module):
+    """uint8 pictures (B, C, H, W) -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
+
+    def __init__(self, shape: Sequence[int], kind: Convolutions, features: int, generator: torch.Generator):
+        super().__init__()
+        channels, height, width = shape
+        layers: list[nn.Module] = []
+        for outputs, kernel, stride in LAYERS[kind]:
+            layers += [_conv(channels, outputs, kernel, stride, generator), nn.ReLU()]
+            channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.convolutions = nn.Sequential(*layers)
+        self.projection = linear(channels * height * width, features, generator, gain=1.0)
+        self.norm = nn.LayerNorm(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convolutions(x.to(torch.float32).mul_(1.0 / 255.0).sub_(0.5))
+        return torch.tanh(self.norm(self.projection(x.flatten(1)).float()))
+
+
+class Depth(nn.Module):
+    """Depth pictures (B, C, H, W) in metres, scaled by `far` to [-0.5, 0.5] -> (B, features)."""
+
+    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator, far: float = 5.0):
+        super().__init__()
+        channels, height, width = shape
+        self.far = far
+        self.convolutions = nn.Sequential(
+            _conv(channels, 32, 5, 1, generator), nn.MaxPool2d(2), nn.ELU(), _conv(32, 64, 3, 1, generator), nn.ELU()
+        )
+        flat = 64 * ((height - 4) // 2 - 2) * ((width - 4) // 2 - 2)
+        self.head = nn.Sequential(linear(flat, 128, generator), nn.ELU(), linear(128, features, generator), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.convolutions((x / self.far).clamp(0.0, 1.0) - 0.5).flatten(1)).float()
+
+
+def make_encoders(
+    views: Mapping[str, Tensor],
+    normalizers: Mapping[str, nn.Module],
+    widths: Sequence[int],
+    kind: Convolutions,
+    features: int,
+    generator: torch.Generator,
+) -> dict[str, tuple[nn.Module, int]]:
+    """An encoder and its number of features for each source, by an example of what it shows: (N, ...).
+
+    Vectors are normalised, then passed through or, with `widths`, through an MLP; uint8 pictures are colours, others
+    are metres.
+    """
+    encoders: dict[str, tuple[nn.Module, int]] = {}
+    for name, view in views.items():
+        shape = view.shape[1:]
+        if len(shape) == 1:
+            mlp = trunk(shape[0], widths, generator)
+            encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
+        elif view.dtype == torch.uint8:
+            encoders[name] = Pixels(shape, kind, features, generator), features
+        else:
+            encoders[name] = Depth(shape, features, generator), features
+    return encoders
+
+
+def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], views: Iterable[Tensor]) -> bool:
+    """auto: for pictures where the hardware multiplies bfloat16; elsewhere it is emulated and slower than float32."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    pictures = [view for view in views if view.dim() == 4]
+    if not pictures:
+        return False
+    if pictures[0].device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,150 @@
+"""Watch a policy: a third-person view beside what the policy's own cameras see, as a video or as single pictures.
+
+Drawn by the renderers of training, so it needs no OpenGL and no display; encoded by the ffmpeg that pip installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdpg import checkpoint
+from sdpg.algos.sdpg import Sdpg
+from sdpg.build import make_env
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.render.api import View
+from sdpg.render.choose import make_renderer
+from sdpg.rng import RowRng
+from sdpg.sim.cpu import CpuSim
+from sdpg.train import cfg_from_dict, restore
+from sdpg.types import Obs
+
+MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
+
+Policy = Callable[[Obs], Tensor]
+"""Observation of N = 1 world -> action (1, A) in [-1, 1]."""
+
+
+def load_policy(run: Path, which: str | int, seed: int) -> tuple[Policy, BranchedEnv]:
+    """A run's policy and one world of its task."""
+    saved = checkpoint.load(checkpoint.find(run, which))
+    cfg = replace(cfg_from_dict(saved.cfg), num_nominal=1)
+    env = make_env(cfg.task, 1, 0, seed, threads=1, obs=cfg.obs)
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
+    restore(saved, algo, None)
+    return algo.act, env
+
+
+def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]:
+    """ "random" or "zero" actions, for a look at a task that nothing has been trained on."""
+    env = make_env(task, 1, 0, seed, threads=1, obs="pixels")
+    size, rng = env.task.action_size, RowRng(seed, env.rows, stream=4)
+    if kind == "zero":
+        return lambda obs: torch.zeros(1, size), env
+    return lambda obs: rng.uniform(-1.0, 1.0, size), env
+
+
+@torch.no_grad()
+def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any]) -> Iterator[np.ndarray]:
+    """Pictures (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
+    sim = env.sim
+    assert isinstance(sim, CpuSim)
+    camera = env.task.camera
+    renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1)
+    stride = frame_stride(env)
+    returns: list[float] = []
+    lengths: list[int] = []
+    total, steps = 0.0, 0
+    while len(returns) < episodes:
+        obs = env.observe()
+        if steps % stride == 0:
+            rgb = renderer.render(env.physics().qpos[:, 0])[camera].rgb
+            assert rgb is not None
+            yield beside(rgb[0], [view[0] for name, view in obs.sources.items() if name in env.task.cameras])
+        step = env.step(policy(obs)[:, None])
+        total, steps = total + float(step.reward[0, 0]), steps + 1
+        if bool(env.restart(step)[0, 0]):
+            returns.append(total)
+            lengths.append(steps)
+            total, steps = 0.0, 0
+    summary |= {"returns": returns, "lengths": lengths}
+
+
+def frame_stride(env: BranchedEnv) -> int:
+    """Control steps from one picture to the next."""
+    return max(1, round(1.0 / (env.task.timestep * env.task.substeps) / MAX_FPS))
+
+
+def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:
+    """The third-person picture (3, S, S), to its right the policy's frames, the newest on top: (H, W, 3) uint8."""
+    size = view.shape[-1]
+    columns = [view]
+    for source in sources:
+        stack = source if source.dtype == torch.uint8 else _grey(source)
+        singles = stack.unflatten(0, (-1, 3)).flip(0)  # (frames, 3, h, w)
+        rows = [_resize(frame, size // len(singles)) for frame in singles]
+        column = torch.cat(rows, dim=1)  # (3, at most S, s)
+        columns.append(torch.nn.functional.pad(column, (4, 0, 0, size - column.shape[1])))
+    picture = torch.cat(columns, dim=2).permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(picture[: size // 2 * 2, : picture.shape[1] // 2 * 2])  # ffmpeg wants even sides
+
+
+def _grey(depth: Tensor, far: float = 5.0) -> Tensor:
+    """Metres (C, h, w) -> near is bright: (3 C, h, w) uint8."""
+    bright = (255.0 * (1.0 - (depth / far).clamp(0.0, 1.0))).to(torch.uint8)
+    return bright.repeat_interleave(3, dim=0)
+
+
+def _resize(picture: Tensor, size: int) -> Tensor:
+    """(3, h, w) -> (3, size, w / h * size), nearest: the policy's pixels are shown as they are."""
+    _, height, width = picture.shape
+    rows = torch.arange(size) * height // size
+    columns = torch.arange(size * width // height) * height // size
+    return picture[:, rows][:, :, columns]
+
+
+def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
+    """H.264 in an mp4; the number of pictures."""
+    import imageio_ffmpeg
+
+    first = next(pictures)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (first.shape[1], first.shape[0]), fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
+    )
+    count = 0
+    try:
+        writer.send(None)
+        for picture in _chain(first, pictures):
+            writer.send(picture)
+            count += 1
+    except OSError:
+        pass  # ffmpeg ended early; the file tells
+    finally:
+        writer.close()
+    if not path.is_file() or not path.stat().st_size:
+        raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR")
+    return count
+
+
+def write_frames(folder: Path, pictures: Iterator[np.ndarray]) -> int:
+    """PNG files 00000.png, 00001.png ...; their number."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for count, picture in enumerate(pictures, 1):
+        Image.fromarray(picture).save(folder / f"{count - 1:05}.png")
+    return count
+
+
+def _chain(first: np.ndarray, rest: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    yield first
+    yield from rest

@@ -1,0 +1,148 @@
+"""Frame stacks, encoders and the chunked actor step, with a renderer whose pictures can be told apart by eye."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import tiny
+from torch import Tensor
+
+from sdpg.algos.sdpg import Sdpg
+from sdpg.build import make_env
+from sdpg.env import BranchedEnv
+from sdpg.nn.encoders import LAYERS, Depth, Pixels, use_bfloat16
+from sdpg.render.api import Image, View
+from sdpg.render.stack import Eyes
+from sdpg.types import Camera
+
+
+class Counting:
+    """The n-th call draws pictures of the number n, plus 100 times the row."""
+
+    kind, threads = "counting", 1
+
+    def __init__(self, num: int, view: View):
+        self.num, self.views, self.calls = num, (view,), 0
+
+    def render(self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None) -> dict:
+        self.calls += 1
+        shade = self.calls + 100.0 * torch.arange(self.num)
+        picture = shade[:, None, None, None].expand(-1, 3, self.views[0].height, self.views[0].width)
+        return {self.views[0].camera: Image(picture.to(torch.uint8), picture[:, 0] * 0.1)}
+
+
+def _eyes(num: int = 2, **camera: object) -> tuple[Eyes, Counting]:
+    source = Camera("side", width=4, height=3, **camera)  # type: ignore[arg-type]
+    renderer = Counting(num, View("side", 4, 3))
+    return Eyes(renderer, {"pixels": source}), renderer
+
+
+def test_a_stack_has_the_newest_frame_last_and_is_refilled_at_a_restart() -> None:
+    eyes, _ = _eyes()
+    qpos, none = torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool)
+    eyes.look(qpos, ~none)
+    shades = lambda: eyes.frames()["pixels"][:, ::3, 0, 0].tolist()  # noqa: E731 - one number per frame
+    assert shades() == [[1, 1, 1], [101, 101, 101]]
+    eyes.look(qpos, none)
+    assert shades() == [[1, 1, 2], [101, 101, 102]]
+    eyes.look(qpos, torch.tensor([False, True]))
+    assert shades() == [[1, 2, 3], [103, 103, 103]]
+
+
+def test_what_was_handed_out_stays_as_it_was() -> None:
+    eyes, _ = _eyes()
+    eyes.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
+    before = eyes.frames()["pixels"]
+    kept = before.clone()
+    eyes.look(torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool))
+    assert torch.equal(before, kept)
+
+
+def test_depth_is_kept_in_metres() -> None:
+    eyes, _ = _eyes(depth=True, stack=2)
+    eyes.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
+    assert eyes.frames()["pixels"].shape == (2, 2, 3, 4)
+    assert eyes.frames()["pixels"][1, 0, 0, 0].item() == pytest.approx(10.1)
+
+
+def _pixel_env(num: int = 3, auxiliary: int = 2) -> tuple[BranchedEnv, Counting]:
+    plain = make_env("cartpole", num, auxiliary, threads=1)
+    eyes, renderer = _eyes(num)
+    return BranchedEnv(plain.task, plain.sim, num, eyes=eyes), renderer
+
+
+def test_observing_twice_draws_once_and_only_the_nominals() -> None:
+    env, renderer = _pixel_env()
+    first, again = env.observe(), env.observe()
+    assert renderer.calls == 1
+    assert first.sources["pixels"].shape == (3, 9, 3, 4) and first.sources["pixels"].dtype == torch.uint8
+    assert torch.equal(first.sources["pixels"], again.sources["pixels"])
+    env.restart(env.step(torch.zeros(3, 3, 1)))
+    env.branch()
+    env.observe()
+    assert renderer.calls == 2
+
+
+def test_a_restarted_row_sees_its_new_episode_only() -> None:
+    env, _ = _pixel_env()
+    env.observe()
+    step = env.step(torch.zeros(3, 3, 1))
+    ended = torch.zeros(3, 3, dtype=torch.bool)
+    ended[1, 0] = True
+    env.restart(replace(step, terminated=ended, truncated=torch.zeros_like(ended)))
+    shades = env.observe().sources["pixels"][:, ::3, 0, 0].tolist()
+    assert shades == [[1, 1, 2], [102, 102, 102], [201, 201, 202]]
+
+
+def test_frames_are_part_of_the_state() -> None:
+    env, _ = _pixel_env()
+    env.observe()
+    env.restart(env.step(torch.zeros(3, 3, 1)))
+    state = {name: values.clone() for name, values in env.state_dict().items()}  # not looked at yet
+    other, renderer = _pixel_env()
+    other.load_state_dict(state)
+    renderer.calls = 1
+    assert torch.equal(env.observe().sources["pixels"], other.observe().sources["pixels"])
+
+
+@pytest.mark.parametrize(("kind", "flat"), [("drqv2", 39200), ("nature", 3136), ("small", 1568)])
+def test_the_encoders_of_pictures(kind: str, flat: int) -> None:
+    """84x84: DrQ-v2's four convolutions leave 32 x 35 x 35 = 39200 numbers, Nature's three 64 x 7 x 7 = 3136."""
+    generator = torch.Generator().manual_seed(0)
+    encoder = Pixels((9, 84, 84), kind, 16, generator)  # type: ignore[arg-type]
+    assert encoder.projection.in_features == flat
+    features = encoder(torch.randint(0, 256, (2, 9, 84, 84), dtype=torch.uint8))
+    assert features.shape == (2, 16) and features.abs().max() <= 1.0
+    first = encoder.convolutions[0]
+    weight = first.weight.flatten(1)  # orthogonal rows of length sqrt 2
+    torch.testing.assert_close(weight @ weight.T, 2.0 * torch.eye(len(weight)), atol=1e-4, rtol=0)
+    assert len(LAYERS[kind]) == len(encoder.convolutions) // 2
+
+
+def test_the_encoder_of_depth() -> None:
+    """58x87, 5x5 convolution, halved, 3x3 convolution: 64 x 25 x 39 = 62400 numbers."""
+    encoder = Depth((1, 58, 87), 32, torch.Generator().manual_seed(0))
+    assert encoder.head[0].in_features == 62400
+    near, far = torch.full((1, 1, 58, 87), 1.0), torch.full((1, 1, 58, 87), float("inf"))
+    assert encoder(near).shape == (1, 32)
+    assert torch.isfinite(encoder(far)).all() and not torch.equal(encoder(near), encoder(far))
+
+
+def test_precision_is_what_is_asked_for() -> None:
+    picture, vector = torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 3)
+    assert use_bfloat16("bfloat16", [picture]) and not use_bfloat16("float32", [picture])
+    assert not use_bfloat16("auto", [vector])
+
+
+def test_the_gradient_of_chunks_is_the_gradient_of_the_whole() -> None:
+    cfg = tiny("cartpole").algo
+    gradients = []
+    for chunk in (1000, 5):
+        env = make_env("cartpole", 3, 2, threads=1)
+        algo = Sdpg(replace(cfg, actor_chunk=chunk, max_grad_norm=1e9, regression_fraction=1.0), env)
+        algo.update(algo.collect(env), 10)
+        gradients.append([p.grad.clone() for p in algo.actor.parameters()])  # of the last regression step
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,82 @@
+"""Films: what is shown, and that the files can be read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from conftest import tiny
+from PIL import Image
+
+from sdpg import video
+from sdpg.cli import main
+from sdpg.errors import SdpgError
+from sdpg.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("video") / "run"
+    train(tiny("cartpole", "pixels", iterations=1), folder)
+    return folder
+
+
+def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
+    view = torch.full((3, 90, 90), 7, dtype=torch.uint8)
+    stack = torch.tensor([10, 20, 30], dtype=torch.uint8).repeat_interleave(3)[:, None, None].expand(9, 6, 6)
+    picture = video.beside(view, [stack])
+    assert picture.shape == (90, 90 + 4 + 30, 3)
+    assert (picture[:, :90] == 7).all()
+    assert picture[[5, 45, 85], 110, 0].tolist() == [30, 20, 10]
+
+
+def test_depth_is_shown_near_bright() -> None:
+    depth = torch.stack((torch.full((4, 4), 0.0), torch.full((4, 4), float("inf"))))
+    picture = video.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [depth])
+    assert picture[0, -1].tolist() == [0, 0, 0] and picture[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
+
+
+def test_play_writes_a_video_that_can_be_read(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "out.mp4"
+    assert main(["play", str(run), "--video", str(out), "--episodes", "1", "--size", "96", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    reader = imageio_ffmpeg.read_frames(str(out))
+    meta = next(reader)
+    assert meta["size"] == (96 + 4 + 32, 96) and meta["fps"] == 50.0
+    pictures = [np.frombuffer(frame, np.uint8) for frame in reader]
+    assert len(pictures) == result["pictures"] == result["lengths"][0]
+    assert not np.array_equal(pictures[0], pictures[-1])  # it moves
+
+
+def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "frames"
+    assert main(["play", "hopper", "--policy", "zero", "--frames", str(folder), "--episodes", "1", "--size", "64"]) == 0
+    files = sorted(folder.glob("*.png"))
+    assert f"{len(files)} pictures" in capsys.readouterr().out
+    assert Image.open(files[0]).size == (64 + 4 + 20, 64)  # 64 + 4 + 21, made even
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["play"], "which run?"),
+        (["play", "nowhere"], "no run folder"),
+        (["play", "nosuchtask", "--policy", "zero"], "unknown task"),
+        (["play", "hopper", "--policy", "zero", "--size", "8"], "size between"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_a_video_that_cant_be_written_says_so(tmp_path: Path) -> None:
+    target = tmp_path / "folder.mp4"
+    target.mkdir()
+    with pytest.raises(SdpgError, match="can't be written"):
+        video.write_video(target, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
