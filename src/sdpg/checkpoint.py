@@ -1,6 +1,7 @@
 """Checkpoints: a folder of safetensors and JSON, written so that a crash at any moment leaves the older ones whole.
 
     checkpoints/last                        text: the name of the newest complete folder
+    checkpoints/best                        text: the name of the one with the highest score
     checkpoints/00000050/tensors.safetensors
                          state.json         format, version, iteration, plain numbers, names of the tensors, config
                          manifest.json      size and SHA-256 of the two
@@ -30,7 +31,7 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 
 FORMAT, VERSION = "sdpg-checkpoint", 1
-TENSORS, STATE, MANIFEST, LAST = "tensors.safetensors", "state.json", "manifest.json", "last"
+TENSORS, STATE, MANIFEST, LAST, BEST = "tensors.safetensors", "state.json", "manifest.json", "last", "best"
 _NAME = re.compile(r"\d{8}")
 _TEMPORARY = ".tmp-"
 
@@ -43,6 +44,7 @@ class Checkpoint:
     iteration: int
     cfg: dict[str, Any]
     state: dict[str, Any]  # the tree that was saved; keys are strings
+    score: float | None = None  # how good it was when it was saved; what "best" goes by
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
@@ -73,14 +75,18 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def save(root: Path, iteration: int, state: Tree, cfg: Mapping[str, Any], keep: int = 3) -> Path:
-    """Write `root`/<iteration>, point `last` to it, then drop all but the newest `keep`. OSError: nothing changed."""
+def save(
+    root: Path, iteration: int, state: Tree, cfg: Mapping[str, Any], keep: int = 3, score: float | None = None
+) -> Path:
+    """Write `root`/<iteration>, point `last` to it, and `best` if none scored higher; then drop all but the newest
+    `keep` and the best. OSError: nothing changed."""
     flat = flatten(state)
     tensors = {name: _plain(value) for name, value in flat.items() if isinstance(value, Tensor)}
     header = {
         "format": FORMAT,
         "version": VERSION,
         "iteration": iteration,
+        "score": score,
         "scalars": {name: value for name, value in flat.items() if not isinstance(value, Tensor)},
         "tensors": sorted(tensors),
         "cfg": cfg,
@@ -105,11 +111,26 @@ def save(root: Path, iteration: int, state: Tree, cfg: Mapping[str, Any], keep: 
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     with contextlib.suppress(OSError):  # the new one is safe; a folder that can't be removed harms nobody
+        best = best_score(root)
+        if score is not None and (best is None or score >= best):
+            write_atomic(root / BEST, target.name.encode() + b"\n")
         clean(root)
         for old in _numbered(root)[:-keep]:
-            if old != target:
+            if old.name not in (target.name, _pointer(root, BEST)):
                 shutil.rmtree(old)
     return target
+
+
+def best_score(root: Path) -> float | None:
+    """Of the checkpoint that `best` names, if there is one."""
+    name = _pointer(root, BEST)
+    if not _NAME.fullmatch(name):
+        return None
+    try:
+        score = json.loads((root / name / STATE).read_bytes())["score"]
+        return float(score) if score is not None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def clean(root: Path) -> None:
@@ -181,7 +202,7 @@ def _numbered(root: Path) -> list[Path]:
 
 
 def find(run: Path, which: str | int = "last") -> Path:
-    """The checkpoint folder of a run (or `run` itself, if it is one): the last, or that of an iteration."""
+    """The checkpoint folder of a run (or `run` itself, if it is one): the last, the best, or that of an iteration."""
     if (run / MANIFEST).is_file() or (run / STATE).is_file():
         return run
     if not run.is_dir():
@@ -190,25 +211,29 @@ def find(run: Path, which: str | int = "last") -> Path:
     known = [path.name for path in _numbered(root)]
     if not known:
         raise SdpgError(f"'{run}' holds no checkpoint; give a folder that `sdpg train` wrote, with checkpoints/ in it")
-    if which == "last":
-        name = _last_name(root) or known[-1]
+    if which in (LAST, BEST):
+        name = _pointer(root, str(which))
+        if not name and which == BEST:
+            raise SdpgError(f"'{run}' has no best checkpoint yet: no episode had ended; give last")
+        name = name or known[-1]  # killed between the first rename and its pointer
         if not _NAME.fullmatch(name):
             raise SdpgError(
-                f"'{root / LAST}' names '{name[:40]}', not a checkpoint; write one of {', '.join(known)} there"
+                f"'{root / str(which)}' names '{name[:40]}', not a checkpoint; write one of {', '.join(known)} there"
             )
     elif str(which).isdecimal():
         name = f"{int(which):08d}"
     else:
-        raise SdpgError(f"checkpoint '{which}' is neither 'last' nor an iteration; known: {', '.join(known)}")
+        raise SdpgError(f"checkpoint '{which}' is not last, best or an iteration; known: {', '.join(known)}")
     if name not in known:
         raise SdpgError(f"'{run}' has no checkpoint {name}; known: {', '.join(known)}")
     return root / name
 
 
-def _last_name(root: Path) -> str:
+def _pointer(root: Path, name: str) -> str:
+    """What `last` or `best` says; empty if it is not there."""
     try:
-        return (root / LAST).read_text(errors="replace").strip()
-    except OSError:  # killed between the first rename and its pointer
+        return (root / name).read_text(errors="replace").strip()
+    except OSError:
         return ""
 
 
@@ -231,7 +256,7 @@ def load(folder: Path) -> Checkpoint:
         if sorted(tensors) != header["tensors"]:
             raise _refuse(folder, "its tensors are not those that its state.json lists")
         flat = {**header["scalars"], **tensors}
-        return Checkpoint(int(header["iteration"]), dict(header["cfg"]), unflatten(flat))
+        return Checkpoint(int(header["iteration"]), dict(header["cfg"]), unflatten(flat), header.get("score"))
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise _refuse(folder, f"{type(error).__name__}: {error}") from error
 

@@ -80,11 +80,6 @@ def tasks(argv: Argv) -> int:
 
 # --- train ------------------------------------------------------------------------------------------------------------
 
-# What may differ when a run goes on; anything else would make it another run.
-RESUMABLE = frozenset(
-    {"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed"}
-)
-
 
 def _train_options() -> type[Any]:
     import tyro
@@ -99,7 +94,8 @@ def _train_options() -> type[Any]:
         run: str | None = None
         """Folder of the run; runs/TASK/ALGORITHM/DATE if not given."""
         resume: str | None = None
-        """Go on with the run in this folder, with its own options; more --iterations or --minutes may be given."""
+        """Go on with the run in this folder, with its own options; more --iterations or --minutes may be given.
+        "auto": with the newest run of the task (or with --run DIR), if there is one; else a new one."""
         json: bool = False
         """One JSON object on standard output at the end, progress on standard error."""
         quiet: bool = False
@@ -110,23 +106,28 @@ def _train_options() -> type[Any]:
 
 
 def train(argv: Argv) -> int:
-    from sdpg import presets
+    from sdpg import folder, presets
     from sdpg import train as training
     from sdpg.display import Display
 
     task, rest = positional(argv)
-    resume = peek(rest, "--resume")
-    if task is None and resume is None and not wants_help(rest):
+    resume, run = peek(rest, "--resume"), peek(rest, "--run")
+    if task is None and resume in (None, "auto") and not wants_help(rest):
         raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
+    base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
+    if resume == "auto" and not wants_help(rest):
+        resume, run = folder.to_go_on_with(base, run), None
     if resume is not None and not wants_help(rest):
-        base = training.cfg_from_dict(training.read_config(Path(resume))["cfg"])
-    else:
-        base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
+        base = folder.cfg_from_dict(folder.read_config(Path(resume))["cfg"])
+        if run is not None:
+            raise SdpgError("--run is for a new run; --resume goes on in its own folder")
+        if task not in (None, base.task):
+            raise SdpgError(f"--resume: that run is of task '{base.task}', not '{task}'")
     kind = _train_options()
     options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
     cfg: TrainCfg = options.cfg
     if resume is not None:
-        _refuse_other_run(base, cfg, task, options.run)
+        folder.refuse_another(base, cfg)
     elif cfg.task != task:
         raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
     with training.stop_on_signals() as stop, Display(cfg, options.json, options.quiet) as display:
@@ -147,18 +148,6 @@ def _choice(argv: Argv, name: str) -> str:
     return value
 
 
-def _refuse_other_run(base: TrainCfg, cfg: TrainCfg, task: str | None, run: str | None) -> None:
-    if run is not None:
-        raise SdpgError("--run is for a new run; --resume goes on in its own folder")
-    if task is not None and task != base.task:
-        raise SdpgError(f"--resume: that run is of task '{base.task}', not '{task}'")
-    for field in dataclasses.fields(base):
-        old, new = getattr(base, field.name), getattr(cfg, field.name)
-        if old != new and field.name not in RESUMABLE:
-            name = field.name.replace("_", "-")
-            raise SdpgError(f"--{name} can't change when a run goes on; leave it out, or start a new run")
-
-
 # --- eval -------------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +159,7 @@ class EvalOptions:
     seed: int = 1000
     """Of the starts; not the seeds of training."""
     checkpoint: str = "last"
-    """"last", or an iteration."""
+    """"last", "best", or an iteration."""
     threads: int = 0
     """CPU threads; 0: all cores."""
     json: bool = False
@@ -227,7 +216,7 @@ class PlayOptions:
     seed: int = 1000
     """Of the starts; not the seeds of training."""
     checkpoint: str = "last"
-    """"last", or an iteration."""
+    """"last", "best", or an iteration."""
     json: bool = False
     """One JSON object on standard output."""
 

@@ -35,6 +35,8 @@ class TrainCfg:
     keep_checkpoints: int = 3
     max_failed: float = 0.05
     """Share of world-steps that may be non-finite in an iteration before the run stops."""
+    memory_gb: float | None = None
+    """Memory that the run may take, in GB; not given: what is free."""
     algo: SdpgCfg = field(default_factory=SdpgCfg)
 
     def validate(self) -> None:
@@ -49,6 +51,7 @@ class TrainCfg:
             "threads must be at least 0": self.threads >= 0,
             "checkpoint-every must be at least 1": self.checkpoint_every >= 1,
             "keep-checkpoints must be at least 1": self.keep_checkpoints >= 1,
+            "memory-gb must be positive": self.memory_gb is None or self.memory_gb > 0,
             "max-failed must be between 0 and 1": 0 <= self.max_failed <= 1,
             "algo.horizon must be at least 1": algo.horizon >= 1,
             "algo.gamma must be in (0, 1]": 0 < algo.gamma <= 1,

@@ -40,6 +40,8 @@ class Display:
             self._print(f"warning: {facts['message']}", stderr=True)
         elif self.quiet:
             return
+        elif what == "plan":
+            self._print(_memory(facts))
         elif what == "start":
             how = "going on" if facts["iteration"] else "training"
             worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
@@ -81,6 +83,13 @@ class Display:
             budget = max(0.0, 60.0 * self.cfg.minutes - seconds)
             left = budget if math.isnan(left) else min(left, budget)
         return left
+
+
+def _memory(facts: Mapping[str, Any]) -> str:
+    parts = sorted(facts["parts_mb"].items(), key=lambda part: -part[1])
+    told = ", ".join(f"{name} {size:.0f}" for name, size in parts if size >= 1.0)
+    limit = "" if facts["limit_mb"] is None else f" of {facts['limit_mb'] / 1024:.1f} GB"
+    return f"memory: about {facts['total_mb'] / 1024:.1f}{limit} ({told} MB)"
 
 
 _END = {"iterations": "finished", "minutes": "time is up", "stopped": "stopped, saved"}

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from sdpg.build import compile_scene, default_threads, make_env
+from sdpg.folder import versions
+from sdpg.plan import GB, free_bytes
 from sdpg.render.api import View
 from sdpg.render.choose import choose, make_renderer
 from sdpg.tasks.base import make_task
-from sdpg.train import versions
 
 ENOUGH_DISK, ENOUGH_MEMORY = 1.0, 2.0  # GB: less is worth a word
 
@@ -22,7 +23,8 @@ ENOUGH_DISK, ENOUGH_MEMORY = 1.0, 2.0  # GB: less is worth a word
 def examine(folder: Path = Path()) -> dict[str, Any]:
     """Facts, and "problems": sentences, empty when all is well."""
     problems: list[str] = []
-    memory, disk = _memory_gb(), _disk_gb(folder, problems)
+    free, disk = free_bytes(), _disk_gb(folder, problems)
+    memory = None if free is None else free / GB
     if memory is not None and memory < ENOUGH_MEMORY:
         problems.append(f"only {memory:.1f} GB of memory are free: take fewer worlds (--num-nominal, --num-auxiliary).")
     if disk is not None and disk < ENOUGH_DISK:
@@ -85,14 +87,6 @@ def _renderer(problems: list[str]) -> str:
     except Exception as error:  # whatever is broken here is what doctor is for
         problems.append(f"no images can be rendered: {type(error).__name__}: {' '.join(str(error).split())}.")
         return "broken"
-
-
-def _memory_gb() -> float | None:
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) / 2**20
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def _disk_gb(folder: Path, problems: list[str]) -> float | None:

@@ -14,8 +14,9 @@ from sdpg.algos.sdpg import Sdpg
 from sdpg.build import default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.folder import cfg_from_dict
 from sdpg.tasks.base import make_task
-from sdpg.train import cfg_from_dict, restore
+from sdpg.train import restore
 
 SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
 

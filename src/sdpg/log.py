@@ -54,6 +54,12 @@ class RunLog:
                 with contextlib.suppress(OSError):
                     file.close()
 
+    def reopen(self) -> None:
+        """After the folder was made anew: the open file is one that nobody sees."""
+        self._file.close()
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
+        self._size = self._file.tell()
+
     def _append(self, line: bytes) -> None:
         """The whole line or nothing."""
         try:

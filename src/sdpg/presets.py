@@ -65,14 +65,15 @@ _CPU = Delta(
         "reward_scale": 0.1,
     },
 )
+_PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
 CPU = {
     "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
         {"horizon": 16, "critic_lr": 2e-3, "target_decay": 0.2, "initial_std": 0.5, "output_gain": 0.01, "warmup": 10},
     ),
     "hopper": Delta({"iterations": 800}),
-    "walker": Delta({"iterations": 1800}),
-    "ant": Delta({"iterations": 2000}, {"critic_lr": 2e-3}),
+    "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
+    "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
 }
 _CPU_PICTURES = Delta({}, {"encoder": "nature", "actor_lr": 1e-3})

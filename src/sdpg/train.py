@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import hashlib
-import importlib.metadata
-import json
 import math
 import os
 import signal
-import sys
 import time
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import mujoco
-import numpy as np
 import torch
 
-import sdpg
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.folder import RunFolder, State, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there
 from sdpg.log import RunLog
+from sdpg.plan import make_plan, resident_bytes
 from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
 
-CONFIG = "config.json"
+PATIENCE, RETRY = 60.0, 5.0  # seconds: how long, and how often, the last checkpoint is tried
 
 Report = Callable[[str, Mapping[str, Any]], None]
-"""(what, facts): "start", "iteration" (the row of metrics.jsonl), "saved", "warning" (its "message"), "end"."""
+"""(what, facts): "plan" (memory), "start", "iteration" (the row of metrics.jsonl), "saved", "warning" (its
+"message"), "end"."""
 
 
 def train(
@@ -53,22 +47,31 @@ def train(
     """
     started = time.monotonic()
     cfg.validate()
-    if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
-        cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=cfg.iterations))
     if cfg.device == "cuda":
         raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
+    before = cfg_from_dict(saved.cfg) if saved is not None else cfg
+    if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
+        length = before.algo.schedule_iterations or cfg.iterations
+        cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=length))
+    if saved is not None:
+        refuse_another(before, cfg)
+    elif run_dir is not None:
+        refuse_what_is_there(Path(run_dir))
+    plan = make_plan(cfg)
+    plan.refuse_what_does_not_fit()
+    report("plan", plan.facts())
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
     env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
-    before = 0.0  # seconds of earlier sessions
+    earlier = 0.0  # seconds of other sessions
     if saved is not None:
         restore(saved, algo, env)
-        before = float(saved.state["run"]["seconds"])
-    folder = _prepare(run_dir, cfg, env, resume, report)
-    run = _Run(cfg, folder, env, algo, report, clock=lambda: before + time.monotonic() - started)
-    report("start", {"run": str(folder), "task": cfg.task, "iteration": algo.iteration, "threads": threads})
+        earlier = float(saved.state["run"]["seconds"])
+    folder = RunFolder(run_dir, cfg, env, resume, warn=lambda message: report("warning", {"message": message}))
+    run = _Run(cfg, folder, env, algo, report, clock=lambda: earlier + time.monotonic() - started)
+    report("start", {"run": str(folder.path), "task": cfg.task, "iteration": algo.iteration, "threads": threads})
     return run.loop(stop)
 
 
@@ -76,38 +79,53 @@ class _Run:
     """One session of a run; `clock` counts the seconds of all of its sessions."""
 
     def __init__(
-        self, cfg: TrainCfg, folder: Path, env: BranchedEnv, algo: Sdpg, report: Report, clock: Callable[[], float]
+        self, cfg: TrainCfg, folder: RunFolder, env: BranchedEnv, algo: Sdpg, report: Report, clock: Callable[[], float]
     ):
         self.cfg, self.folder, self.env, self.algo, self.report, self.clock = cfg, folder, env, algo, report, clock
         self.saved_at = algo.iteration
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         try:
-            self.log = RunLog(folder, self.warn, resume_at=algo.iteration if algo.iteration else None)
+            self.log = RunLog(folder.path, self.warn, resume_at=algo.iteration if algo.iteration else None)
         except OSError as error:
-            raise _cant_write(folder, error) from error
+            raise cant_write(folder.path, error) from error
+        self.status("running")
 
     def warn(self, message: str) -> None:
         self.report("warning", {"message": message})
 
+    def status(self, state: State, message: str = "") -> None:
+        names = ("iteration", "iterations", "seconds", "mean_reward")
+        summary = self._summary("")
+        self.folder.status(state, {name: summary[name] for name in names}, message)
+
     def loop(self, stop: Callable[[], bool]) -> dict[str, Any]:
-        cfg, algo = self.cfg, self.algo
-        reason = "iterations"
         try:
-            while algo.iteration < cfg.iterations:
-                if stop():
-                    reason = "stopped"
-                    break
-                if cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes:
-                    reason = "minutes"
-                    break
-                self._iterate()
-            self._save(final=True)
+            summary = self._loop(stop)
+        except BaseException as error:
+            self.status("failed", str(error) or type(error).__name__)
+            raise
+        else:
+            self.status("interrupted" if summary["reason"] == "stopped" else "finished")
         finally:
             self.log.close()
-        summary = self._summary(reason)
+            self.folder.close()
         self.report("end", summary)
         return summary
+
+    def _loop(self, stop: Callable[[], bool]) -> dict[str, Any]:
+        cfg, algo = self.cfg, self.algo
+        reason = "iterations"
+        while algo.iteration < cfg.iterations:
+            if stop():
+                reason = "stopped"
+                break
+            if cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes:
+                reason = "minutes"
+                break
+            self._iterate()
+        self._save_at_last()
+        return self._summary(reason)
 
     def _iterate(self) -> None:
         cfg, algo, env = self.cfg, self.algo, self.env
@@ -118,13 +136,17 @@ class _Run:
         failed = rollout.failed.float().mean().item()
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
             self._log({}, rollout, failed, middle - start, 0.0)
-            self._save(final=False)
+            self._save()
             raise SdpgError(self._failure(rollout, failed))
         metrics = algo.update(rollout, cfg.iterations)
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
-            self._save(final=False)
-            self.due = algo.iteration + cfg.checkpoint_every
+            trouble = self._save()
+            self.due = algo.iteration + (
+                cfg.checkpoint_every if trouble is None else max(1, cfg.checkpoint_every // 10)
+            )
+            if trouble is not None:
+                self.warn(f"{trouble}; the run goes on and tries again after iteration {self.due}")
 
     def _log(self, metrics: Metrics, rollout: Rollout, failed: float, collecting: float, updating: float) -> None:
         cfg, env = self.cfg, self.env
@@ -139,35 +161,55 @@ class _Run:
             "Train/reward_per_step": rollout.reward[:, :, 0].mean().item() / cfg.algo.reward_scale,
             "Train/episodes": env.episodes,
             "Train/env_steps": iteration * worlds * steps,
+            "Train/images": iteration * steps * cfg.num_nominal * (len(env.eyes.cameras) if env.eyes else 0),
             "Train/failed": failed,
             **{f"Episode_Reward/{name}": term[:, 0].mean().item() for name, term in env.terms.items()},
             **metrics,
             "Perf/total_fps": worlds * steps / max(collecting + updating, 1e-9),
             "Perf/collect_seconds": collecting,
             "Perf/update_seconds": updating,
-            "Perf/memory_mb": _memory_mb(),
+            "Perf/memory_mb": resident_bytes() / 2**20,
         }
         self.log.write(self.row)
         self.report("iteration", self.row)
 
-    def _save(self, final: bool) -> None:
-        """A failure costs a warning, and is tried again at the next interval; at the end it is an error."""
+    def _save(self) -> str | None:
+        """A checkpoint of now. What went wrong is returned: nothing is lost as long as the run goes on."""
         if self.algo.iteration == self.saved_at:
-            return
+            return None
         state = {"algo": self.algo.state_dict(), "env": self.env.state_dict(), "run": {"seconds": self.clock()}}
-        root = self.folder / "checkpoints"
+        root, keep, score = self.folder.checkpoints, self.cfg.keep_checkpoints, self.env.mean_episode()[0]
         try:
+            if not self.folder.whole:
+                self.warn(f"the run folder {self.folder.path} was gone; made it anew, with what is known now")
+                self.folder.mend()
+                self.log.reopen()
             path = checkpoint.save(
-                root, self.algo.iteration, state, dataclasses.asdict(self.cfg), self.cfg.keep_checkpoints
+                root,
+                self.algo.iteration,
+                state,
+                dataclasses.asdict(self.cfg),
+                keep,
+                score if math.isfinite(score) else None,
             )
         except OSError as error:
-            message = f"can't save iteration {self.algo.iteration} in {root}: {error.strerror or error}"
-            if final:
-                raise SdpgError(f"{message}; older checkpoints are untouched; free some space and --resume") from error
-            self.warn(f"{message}; the run goes on and tries again in {self.cfg.checkpoint_every} iterations")
-            return
+            return f"can't save iteration {self.algo.iteration} in {root}: {error.strerror or error}"
         self.saved_at = self.algo.iteration
+        self.status("running")
         self.report("saved", {"checkpoint": str(path)})
+        return None
+
+    def _save_at_last(self) -> None:
+        """The one save that can't wait for a later one is tried for a while: space may be made, a disk come back."""
+        given_up = time.monotonic() + PATIENCE
+        trouble = self._save()
+        if trouble is not None:
+            self.warn(f"{trouble}; trying again for {PATIENCE:.0f} s: free some space")
+        while trouble is not None and time.monotonic() < given_up:
+            time.sleep(RETRY)
+            trouble = self._save()
+        if trouble is not None:
+            raise SdpgError(f"{trouble}; older checkpoints are untouched; free some space and --resume")
 
     def _failure(self, rollout: Rollout, failed: float) -> str:
         bad = [name for name, term in self.env.terms.items() if not torch.isfinite(term).all()]
@@ -181,7 +223,7 @@ class _Run:
     def _summary(self, reason: str) -> dict[str, Any]:
         mean_return, mean_length = self.env.mean_episode()
         return {
-            "run": str(self.folder),
+            "run": str(self.folder.path),
             "task": self.cfg.task,
             "algorithm": self.cfg.algorithm,
             "reason": reason,
@@ -207,133 +249,6 @@ def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None) -
             f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
             "use the versions that the run's config.json names"
         ) from error
-
-
-# --- the run folder ---------------------------------------------------------------------------------------------------
-
-
-def _prepare(run_dir: Path | str | None, cfg: TrainCfg, env: BranchedEnv, resume: bool, report: Report) -> Path:
-    """Make (or take up) the run's folder and write its config.json."""
-    model_hash = _model_hash(env)
-    session = {
-        "started": datetime.datetime.now().isoformat(timespec="seconds"),
-        "argv": sys.argv,
-        "versions": versions(),
-        "model_sha256": model_hash,
-    }
-    earlier: list[Any] = []
-    if resume and run_dir is not None:
-        folder = Path(run_dir)
-        config = read_config(folder)
-        earlier = config.get("sessions", [])
-        if earlier and earlier[-1].get("model_sha256") != model_hash:
-            report("warning", {"message": "the task's scene is not the one this run was started with"})
-        checkpoint.clean(folder / "checkpoints")
-    else:
-        folder = _new_folder(run_dir, cfg)
-    config = {"cfg": dataclasses.asdict(cfg), "sessions": [*earlier, session]}
-    try:
-        checkpoint.write_atomic(folder / CONFIG, json.dumps(config, indent=1).encode() + b"\n")
-        (folder / "checkpoints").mkdir(exist_ok=True)
-    except OSError as error:
-        raise _cant_write(folder, error) from error
-    return folder
-
-
-def _new_folder(run_dir: Path | str | None, cfg: TrainCfg) -> Path:
-    if run_dir is not None:
-        folder = Path(run_dir)
-        if folder.is_dir() and any(folder.iterdir()):
-            fix = f"go on by --resume {folder}, or " if (folder / CONFIG).exists() else ""
-            raise SdpgError(f"run folder '{folder}' is not empty; {fix}give another --run")
-    else:
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        parent = Path("runs") / cfg.task.replace(":", ".").replace("/", ".") / cfg.algorithm
-        names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 1000))
-        folder = next(parent / name for name in names if not (parent / name).exists())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cant_write(folder, error) from error
-    return folder
-
-
-def _cant_write(folder: Path, error: OSError) -> SdpgError:
-    return SdpgError(
-        f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
-    )
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a run folder."""
-    if not run.is_dir():
-        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
-    try:
-        config = json.loads((run / CONFIG).read_bytes())
-        if not isinstance(config["cfg"], dict):
-            raise ValueError("no 'cfg' in it")
-    except FileNotFoundError:
-        raise SdpgError(f"'{run}' is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SdpgError(f"'{run / CONFIG}' can't be read: {error}; give another run") from error
-    return config
-
-
-def cfg_from_dict(values: Mapping[str, Any]) -> TrainCfg:
-    """The inverse of dataclasses.asdict after a trip through JSON."""
-    cfg = _build(TrainCfg, values)
-    cfg.validate()
-    return cfg
-
-
-def _build(cls: Any, values: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
-    unknown = set(values) - {field.name for field in dataclasses.fields(cls)}
-    if unknown:
-        raise SdpgError(f"the saved config has options that this sdpg does not know: {', '.join(sorted(unknown))}")
-    made: dict[str, Any] = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            made[name] = _build(hints[name], value)
-        else:
-            made[name] = tuple(value) if isinstance(value, list) else value
-    try:
-        return cls(**made)
-    except TypeError as error:
-        raise SdpgError(f"the saved config is not one of sdpg: {error}") from error
-
-
-def versions() -> dict[str, str]:
-    return {
-        "sdpg": sdpg.__version__,
-        "python": sys.version.split()[0],
-        "mujoco": mujoco.__version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "safetensors": importlib.metadata.version("safetensors"),
-    }
-
-
-def _model_hash(env: BranchedEnv) -> str:
-    """SHA-256 of the compiled scene; empty for engines without one."""
-    model = getattr(env.sim, "model", None)
-    if not isinstance(model, mujoco.MjModel):
-        return ""
-    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, buffer)
-    return hashlib.sha256(buffer.tobytes()).hexdigest()
-
-
-def _memory_mb() -> float:
-    """Resident memory of this process."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except (OSError, ValueError, IndexError):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
-        return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 @contextlib.contextmanager

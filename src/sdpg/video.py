@@ -19,11 +19,12 @@ from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.folder import cfg_from_dict
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
-from sdpg.train import cfg_from_dict, restore
+from sdpg.train import restore
 from sdpg.types import Obs
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,6 +120,49 @@ def test_train_resume_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     result = json.loads(capsys.readouterr().out)
     assert result["iteration"] == 2
     assert json.loads((tmp_path / "deep/result.json").read_text()) == result
+
+
+def test_resume_auto_takes_the_newest_run_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def trained(*argv: str) -> dict[str, Any]:
+        assert main(["train", *argv, "--resume", "auto", "--json", "--quiet"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    first = trained("cartpole", *TINY)  # there is none: a new one
+    again = trained("cartpole", "--iterations", "3")
+    assert again["run"] == first["run"] and again["iteration"] == 3
+    other = trained("hopper", *TINY)
+    assert other["run"] != first["run"]
+    assert "which task" in _refused(capsys, "train", "--resume", "auto")
+    assert "num-nominal" in _refused(capsys, "train", "cartpole", "--resume", "auto", "--num-nominal", "9")
+
+
+def test_resume_auto_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What a job that is started again and again says: go on if you can, else begin."""
+    monkeypatch.chdir(tmp_path)
+    job = ["train", "cartpole", "--run", "job", "--resume", "auto", "--json", "--quiet"]
+    assert main([*job, *TINY]) == 0
+    assert main([*job, "--iterations", "3"]) == 0
+    assert json.loads(capsys.readouterr().out.split("}\n")[1] + "}")["iteration"] == 3
+    shutil.rmtree("job/checkpoints")  # as if it had been killed before its first one
+    (tmp_path / "job/mine.txt").write_text("not a run's")
+    assert "not empty" in _refused(capsys, *job, *TINY)
+    (tmp_path / "job/mine.txt").unlink()
+    assert main([*job, *TINY]) == 0
+    assert json.loads(capsys.readouterr().out)["iteration"] == 2
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    endless = ["--num-nominal", "10", "--algo.horizon", "1000000", "--memory-gb", "3"]
+    assert "or less, or set --memory-gb" in _refused(capsys, "train", "hopper", *TINY, *endless)
+    assert "give fewer --num-auxiliary" in _refused(capsys, "train", "hopper", *TINY, "--memory-gb", "0.01")
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_reach_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -303,7 +347,7 @@ def test_bad_runs(run: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "no run folder" in _refused(capsys, "train", "--resume", nowhere)
     assert "holds no checkpoint" in _refused(capsys, "eval", empty)
     assert "no config.json" in _refused(capsys, "train", "--resume", empty)
-    assert "neither 'last' nor an iteration" in _refused(capsys, "eval", str(run), "--checkpoint", "best")
+    assert "is not last, best or an iteration" in _refused(capsys, "eval", str(run), "--checkpoint", "first")
     assert "episodes is 0" in _refused(capsys, "eval", str(run), "--episodes", "0")
     (tmp_path / "file").write_text("")
     assert "can't write" in _refused(
@@ -312,8 +356,8 @@ def test_bad_runs(run: Path, tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_resumed_run_keeps_its_options(run: Path, capsys: Capture) -> None:
-    assert "--seed can't change" in _refused(capsys, "train", "--resume", str(run), "--seed", "5")
-    assert "--algo can't change" in _refused(capsys, "train", "--resume", str(run), "--algo.horizon", "5")
+    assert "goes on: seed 0 -> 5; leave" in _refused(capsys, "train", "--resume", str(run), "--seed", "5")
+    assert "algo.horizon" in _refused(capsys, "train", "--resume", str(run), "--algo.horizon", "5")
     assert "of task 'cartpole', not 'hopper'" in _refused(capsys, "train", "hopper", "--resume", str(run))
     assert "--run is for a new run" in _refused(capsys, "train", "--resume", str(run), "--run", "x")
 
@@ -347,9 +391,11 @@ def test_a_full_disk_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    argv = ["train", "cartpole", *TINY, "--run", str(tmp_path / "run"), "--quiet"]
-    err = _refused(capsys, *argv)
-    assert "No space left on device" in err
+    monkeypatch.setattr(train, "PATIENCE", 0.0)
+    assert main(["train", "cartpole", *TINY, "--run", str(tmp_path / "run"), "--quiet"]) == 2
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: can't save iteration 2") and "trying again" in warning
+    assert error.startswith("sdpg: can't save") and "No space left on device" in error
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 

@@ -63,6 +63,23 @@ def test_only_the_newest_are_kept_and_last_points_to_the_newest(tmp_path: Path) 
     assert checkpoint.find(_root(tmp_path) / "00000015").name == "00000015"  # a checkpoint folder stands for itself
 
 
+def test_best_points_to_the_highest_score(tmp_path: Path) -> None:
+    for iteration, score in ((5, None), (10, 7.0), (15, 2.0), (20, 7.0), (25, 1.0), (30, None)):
+        checkpoint.save(_root(tmp_path), iteration, _state(), {}, keep=1, score=score)
+    assert sorted(p.name for p in _root(tmp_path).iterdir()) == ["00000020", "00000030", "best", "last"]  # the later 7
+    assert checkpoint.load(checkpoint.find(tmp_path, "best")).score == 7.0
+    (_root(tmp_path) / "best").write_text("../../elsewhere")
+    assert checkpoint.best_score(_root(tmp_path)) is None
+    with pytest.raises(SdpgError, match="not a checkpoint"):
+        checkpoint.find(tmp_path, "best")
+
+
+def test_without_a_score_there_is_no_best(tmp_path: Path) -> None:
+    checkpoint.save(_root(tmp_path), 5, _state(), {})
+    with pytest.raises(SdpgError, match="no best checkpoint yet"):
+        checkpoint.find(tmp_path, "best")
+
+
 def test_without_a_pointer_the_newest_is_taken(tmp_path: Path) -> None:
     checkpoint.save(_root(tmp_path), 5, _state(), {})
     (_root(tmp_path) / "last").unlink()
@@ -236,5 +253,5 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     checkpoint.save(_root(tmp_path), 1, _state(), {})
     with pytest.raises(SdpgError, match="has no checkpoint 00000007; known: 00000001"):
         checkpoint.find(tmp_path, 7)
-    with pytest.raises(SdpgError, match="neither 'last' nor an iteration"):
-        checkpoint.find(tmp_path, "best")
+    with pytest.raises(SdpgError, match="'first' is not last, best or an iteration"):
+        checkpoint.find(tmp_path, "first")

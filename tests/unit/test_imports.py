@@ -15,7 +15,21 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options", "video", "display"},
+    {
+        "build",
+        "checkpoint",
+        "log",
+        "folder",
+        "plan",
+        "train",
+        "evaluate",
+        "bench",
+        "check",
+        "doctor",
+        "options",
+        "video",
+        "display",
+    },
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
-from sdpg import checkpoint, log, train
+from sdpg import checkpoint, folder, log, train
 from sdpg.errors import SdpgError
+from sdpg.tasks.base import make_task, registry
 
 CHANGING = ("seconds", "Perf/")  # metrics that are never twice the same
 
@@ -61,7 +63,10 @@ def _assert_same(a: Path, b: Path) -> None:
         }
 
 
-@pytest.mark.parametrize(("task", "obs"), [("cartpole", "state"), ("hopper", "state"), ("cartpole", "pixels")])
+EVERYTHING = [(task, obs) for task in registry() for obs in make_task(task).inputs]
+
+
+@pytest.mark.parametrize(("task", "obs"), EVERYTHING)
 def test_a_resumed_run_is_the_run_that_never_stopped(task: str, obs: str, tmp_path: Path) -> None:
     cfg = tiny(task, obs, iterations=10, horizon=12, checkpoint_every=3)
     train.train(cfg, tmp_path / "whole")
@@ -105,7 +110,7 @@ def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.M
     assert again["run"] != summary["run"]
     config = json.loads((run / "config.json").read_text())
     asked = tiny(iterations=3)
-    assert train.cfg_from_dict(config["cfg"]) == replace(asked, algo=replace(asked.algo, schedule_iterations=3))
+    assert folder.cfg_from_dict(config["cfg"]) == replace(asked, algo=replace(asked.algo, schedule_iterations=3))
     session = config["sessions"][0]
     assert set(session["versions"]) >= {"sdpg", "mujoco", "torch", "numpy"}
     assert len(session["model_sha256"]) == 64
@@ -123,7 +128,7 @@ def test_resume_appends_a_session_and_keeps_the_time(tmp_path: Path) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
     first = checkpoint.load(checkpoint.find(tmp_path / "run")).state["run"]["seconds"]
     train.train(tiny(iterations=4), tmp_path / "run", resume=True)
-    assert len(train.read_config(tmp_path / "run")["sessions"]) == 2
+    assert len(folder.read_config(tmp_path / "run")["sessions"]) == 2
     assert checkpoint.load(checkpoint.find(tmp_path / "run")).state["run"]["seconds"] > first
     seconds = [row["seconds"] for row in log.read(tmp_path / "run")]
     assert seconds == sorted(seconds)
@@ -131,7 +136,7 @@ def test_resume_appends_a_session_and_keeps_the_time(tmp_path: Path) -> None:
 
 def test_a_prolonged_run_keeps_its_schedules(tmp_path: Path) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
-    cfg = train.cfg_from_dict(train.read_config(tmp_path / "run")["cfg"])
+    cfg = folder.cfg_from_dict(folder.read_config(tmp_path / "run")["cfg"])
     train.train(replace(cfg, iterations=3), tmp_path / "run", resume=True)
     assert log.read(tmp_path / "run")[-1]["Loss/actor_lr"] == pytest.approx(cfg.algo.actor_lr_min)
 
@@ -193,7 +198,7 @@ def test_a_full_disk_warns_and_the_next_save_succeeds(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save", flaky)
     train.train(tiny(iterations=4, checkpoint_every=2), tmp_path / "run", report=recorder)
-    assert saves == [2, 4]
+    assert saves == [2, 3, 4]  # tried again soon, then at its time
     assert len(recorder.messages()) == 1
     assert "can't save iteration 2" in recorder.messages()[0]
     assert checkpoint.find(tmp_path / "run").name == "00000004"
@@ -202,6 +207,7 @@ def test_a_full_disk_warns_and_the_next_save_succeeds(tmp_path: Path, monkeypatc
 def test_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
     monkeypatch.setattr(checkpoint, "save", _full)
+    monkeypatch.setattr(train, "PATIENCE", 0.0)
     with pytest.raises(SdpgError, match=r"can't save iteration 3 .*No space left.*older checkpoints are untouched"):
         train.train(tiny(iterations=3), tmp_path / "run", resume=True)
     assert checkpoint.find(tmp_path / "run").name == "00000002"
@@ -218,8 +224,95 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     train.train(tiny("cartpole", iterations=1), tmp_path / "run")
-    with pytest.raises(SdpgError, match="does not fit"):
+    with pytest.raises(SdpgError, match="can't change when it goes on: task cartpole -> hopper"):
         train.train(tiny("hopper", iterations=2), tmp_path / "run", resume=True)
+
+
+def test_a_resume_with_other_options_is_refused_with_what_differs(tmp_path: Path) -> None:
+    cfg = tiny(iterations=1)
+    train.train(cfg, tmp_path / "run")
+    other = replace(cfg, num_nominal=4, iterations=2, algo=replace(cfg.algo, gamma=0.9))
+    with pytest.raises(SdpgError, match=r"num-nominal 3 -> 4, algo.gamma 0.99 -> 0.9; leave these options out"):
+        train.train(other, tmp_path / "run", resume=True)
+    assert train.train(replace(cfg, iterations=2, threads=2), tmp_path / "run", resume=True)["iteration"] == 2
+
+
+def test_a_folder_that_someone_trains_in_is_refused(tmp_path: Path) -> None:
+    train.train(tiny(iterations=1), tmp_path / "run")
+    with folder._lock(tmp_path / "run"), pytest.raises(SdpgError, match="another process trains in"):
+        train.train(tiny(iterations=2), tmp_path / "run", resume=True)
+    train.train(tiny(iterations=2), tmp_path / "run", resume=True)
+
+
+def _status(run: Path) -> dict[str, Any]:
+    return json.loads((run / "status.json").read_text())
+
+
+def test_the_status_tells_how_a_run_stands(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
+    run, states = tmp_path / "run", []
+    recorder = Recorder(stop_after=2)
+
+    def look(what: str, facts: Mapping[str, Any]) -> None:
+        recorder(what, facts)
+        states.append(_status(run)["state"] if what in ("start", "iteration") else "")
+
+    train.train(tiny(iterations=3), run, report=look, stop=recorder.stop)
+    assert set(states) == {"", "running"}
+    assert _status(run)["state"] == "interrupted"
+    train.train(tiny(iterations=3), run, resume=True)
+    status = _status(run)
+    assert (status["state"], status["iteration"], status["iterations"]) == ("finished", 3, 3)
+    assert status["pid"] == os.getpid() and status["seconds"] > 0
+    with pytest.raises(SdpgError):
+        train.train(tiny(f"{stranger('broken_task', NAN_TASK)}:Broken"), tmp_path / "bad")
+    assert _status(tmp_path / "bad")["state"] == "failed"
+    assert "reward term 'speed'" in _status(tmp_path / "bad")["message"]
+
+
+def test_a_run_folder_that_vanishes_is_made_anew(tmp_path: Path) -> None:
+    run, recorder = tmp_path / "run", Recorder()
+
+    def remove(what: str, facts: Mapping[str, Any]) -> None:
+        recorder(what, facts)
+        if what == "iteration" and facts["iteration"] == 3:
+            shutil.rmtree(run)
+
+    train.train(tiny(iterations=6), run, report=remove)
+    assert "was gone; made it anew" in recorder.messages()[0]
+    assert [row["iteration"] for row in log.read(run)] == [5, 6]
+    train.train(tiny(iterations=7), run, resume=True)
+
+
+def test_the_last_save_is_tried_until_it_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls, recorder = checkpoint.save, [], Recorder()
+
+    def flaky(*args: Any) -> Path:
+        calls.append(args[1])
+        return _full() if len(calls) < 3 else real(*args)  # type: ignore[return-value]
+
+    monkeypatch.setattr(checkpoint, "save", flaky)
+    monkeypatch.setattr(train, "RETRY", 0.0)
+    train.train(tiny(iterations=1), tmp_path / "run", report=recorder)
+    assert calls == [1, 1, 1] and "trying again for 60 s" in recorder.messages()[0]
+    assert checkpoint.find(tmp_path / "run").name == "00000001"
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = iter([3.0, 9.0, 5.0, 4.0, 2.0])
+    real = checkpoint.save
+
+    def scored(*args: Any) -> Path:
+        return real(*args[:5], next(returns))
+
+    monkeypatch.setattr(checkpoint, "save", scored)
+    train.train(tiny(iterations=5, checkpoint_every=1, keep_checkpoints=1), tmp_path / "run")
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "00000002",
+        "00000005",
+        "best",
+        "last",
+    ]
+    assert checkpoint.load(checkpoint.find(tmp_path / "run", "best")).score == 9.0
 
 
 def test_a_changed_scene_is_told(tmp_path: Path) -> None:
@@ -234,22 +327,22 @@ def test_a_changed_scene_is_told(tmp_path: Path) -> None:
 
 def test_bad_configs_are_refused() -> None:
     with pytest.raises(SdpgError, match="does not know: bogus"):
-        train.cfg_from_dict({"task": "x", "bogus": 1})
+        folder.cfg_from_dict({"task": "x", "bogus": 1})
     with pytest.raises(SdpgError, match="not one of sdpg"):
-        train.cfg_from_dict({})
+        folder.cfg_from_dict({})
     with pytest.raises(SdpgError, match="num-nominal must be at least 1"):
-        train.cfg_from_dict({"task": "x", "num_nominal": 0})
+        folder.cfg_from_dict({"task": "x", "num_nominal": 0})
     with pytest.raises(SdpgError, match="physics on the CPU only"):
         train.train(tiny(device="cuda"))
 
 
 def test_config_json_that_is_no_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SdpgError, match=r"has no config\.json"):
-        train.read_config(tmp_path)
+        folder.read_config(tmp_path)
     for text in ("{", "[]", '{"cfg": 3}'):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(SdpgError, match="can't be read"):
-            train.read_config(tmp_path)
+            folder.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

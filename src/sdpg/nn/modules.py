@@ -16,8 +16,10 @@ Exploration = Literal["shared", "state", "fixed"]
 """Log-std of the policy: one learned vector for all states, a function of the observation, or a constant."""
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, gain: float = math.sqrt(2)) -> nn.Linear:
+def linear(inputs: int, outputs: int, generator: torch.Generator | None, gain: float = math.sqrt(2)) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
+    if layer.weight.is_meta:  # only its shape is of interest
+        return layer
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

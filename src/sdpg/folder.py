@@ -1,0 +1,280 @@
+"""The folder of a run: config.json (what was run, by which versions), status.json (how it stands), finding one again.
+
+config.json      options and one entry per session: when, command, versions, git state, hash of the scene
+status.json      running, finished, interrupted or failed; written at the start, at checkpoints and at the end
+metrics.jsonl, events.out.tfevents.*, checkpoints/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import mujoco
+import numpy as np
+import torch
+
+import sdpg
+from sdpg import checkpoint
+from sdpg.config import TrainCfg
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.log import METRICS
+
+CONFIG, STATUS, LOCK = "config.json", "status.json", ".lock"
+State = Literal["running", "finished", "interrupted", "failed"]
+
+
+class RunFolder:
+    """Made, or taken up with `resume`; `path` holds config.json from here on."""
+
+    def __init__(
+        self, path: Path | str | None, cfg: TrainCfg, env: BranchedEnv, resume: bool, warn: Callable[[str], None]
+    ):
+        model_hash = _model_hash(env)
+        self.started = _now()
+        session = {
+            "started": self.started,
+            "argv": sys.argv,
+            "versions": versions(),
+            "git": git_state(),
+            "model_sha256": model_hash,
+        }
+        earlier: list[Any] = []
+        if resume and path is not None:
+            self.path = Path(path)
+            earlier = read_config(self.path).get("sessions", [])
+            if earlier and earlier[-1].get("model_sha256") != model_hash:
+                warn("the task's scene is not the one this run was started with")
+        else:
+            self.path = _new_folder(path, cfg)
+        config = {"cfg": dataclasses.asdict(cfg), "sessions": [*earlier, session]}
+        self._config = json.dumps(config, indent=1).encode() + b"\n"
+        try:
+            self._locked = _lock(self.path)
+            checkpoint.clean(self.checkpoints)
+            self.mend()
+        except OSError as error:
+            raise cant_write(self.path, error) from error
+
+    def close(self) -> None:
+        self._locked.close()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def mend(self) -> None:
+        """Write config.json; again, too, if someone removed the folder while the run went on."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomic(self.path / CONFIG, self._config)
+
+    @property
+    def whole(self) -> bool:
+        return (self.path / CONFIG).is_file()
+
+    def status(self, state: State, facts: Mapping[str, Any], message: str = "") -> None:
+        """For those who look from outside (`sdpg runs`); that it can't be written is no reason to stop."""
+        status = {"state": state, "pid": os.getpid(), "host": platform.node(), "started": self.started}
+        with suppress(OSError):
+            text = json.dumps({**status, "updated": _now(), **facts, "message": message}, indent=1)
+            checkpoint.write_atomic(self.path / STATUS, text.encode() + b"\n")
+
+
+def _now() -> str:
+    return datetime.datetime.now().isoformat(timespec="seconds")
+
+
+def _new_folder(run_dir: Path | str | None, cfg: TrainCfg) -> Path:
+    if run_dir is not None:
+        folder = Path(run_dir)
+        refuse_what_is_there(folder)
+    else:
+        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        parent = home(cfg)
+        names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 1000))
+        folder = next(parent / name for name in names if not (parent / name).exists())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cant_write(folder, error) from error
+    return folder
+
+
+def refuse_what_is_there(folder: Path) -> None:
+    """A new run begins in a folder of its own."""
+    if folder.is_dir() and any(folder.iterdir()):
+        fix = f"go on by --resume {folder}, or " if (folder / CONFIG).exists() else ""
+        raise SdpgError(f"run folder '{folder}' is not empty; {fix}give another --run")
+
+
+def home(cfg: TrainCfg) -> Path:
+    """Where the runs of a task go that are given no folder."""
+    return Path("runs") / cfg.task.replace(":", ".").replace("/", ".") / cfg.algorithm
+
+
+def to_go_on_with(cfg: TrainCfg, run: str | None) -> str | None:
+    """What `--resume auto` means: `run`, or the newest run of this task, algorithm and kind of observations, if it has
+    a checkpoint to go on from; else None. A run that was killed before its first checkpoint left nothing to lose: if
+    `run` names it, it is taken away."""
+    runs = [Path(run)] if run is not None else sorted(home(cfg).glob("*"), reverse=True)  # names are dates
+    for path in runs:
+        with suppress(SdpgError):
+            saved = read_config(path)["cfg"]
+            if not any((path / "checkpoints").glob("[0-9]*")):
+                if run is not None:
+                    _take_away(path)
+            elif run is not None or (saved.get("task"), saved.get("obs")) == (cfg.task, cfg.obs):
+                return str(path)
+    return None
+
+
+def _take_away(path: Path) -> None:
+    """What a run writes before its first checkpoint; whatever else is there is not ours."""
+    with _lock(path):
+        for name in (CONFIG, STATUS, METRICS, LOCK):
+            (path / name).unlink(missing_ok=True)
+        for events in path.glob("events.out.tfevents.*"):
+            events.unlink()
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Held as long as it is open: two processes in one folder would overwrite each other."""
+    file = open(folder / LOCK, "ab")  # noqa: SIM115
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not on this system
+        pass
+    except OSError:
+        file.close()
+        raise SdpgError(f"another process trains in '{folder}'; stop it first, or start a new run") from None
+    return file
+
+
+def cant_write(folder: Path, error: OSError) -> SdpgError:
+    return SdpgError(
+        f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
+    )
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """config.json of a run folder."""
+    if not run.is_dir():
+        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
+    try:
+        config = json.loads((run / CONFIG).read_bytes())
+        if not isinstance(config["cfg"], dict):
+            raise ValueError("no 'cfg' in it")
+    except FileNotFoundError:
+        raise SdpgError(f"'{run}' is not a run folder: it has no {CONFIG}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SdpgError(f"'{run / CONFIG}' can't be read: {error}; give another run") from error
+    return config
+
+
+# --- options of a run that was saved ----------------------------------------------------------------------------------
+
+# What may differ when a run goes on; anything else would make it another run.
+RESUMABLE = frozenset(
+    {"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed", "memory_gb"}
+)
+
+
+def cfg_from_dict(values: Mapping[str, Any]) -> TrainCfg:
+    """The inverse of dataclasses.asdict after a trip through JSON."""
+    cfg = _build(TrainCfg, values)
+    cfg.validate()
+    return cfg
+
+
+def _build(cls: Any, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = set(values) - {field.name for field in dataclasses.fields(cls)}
+    if unknown:
+        raise SdpgError(f"the saved config has options that this sdpg does not know: {', '.join(sorted(unknown))}")
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+            made[name] = _build(hints[name], value)
+        else:
+            made[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return cls(**made)
+    except TypeError as error:
+        raise SdpgError(f"the saved config is not one of sdpg: {error}") from error
+
+
+def options(cfg: TrainCfg) -> dict[str, Any]:
+    """Every option by the name it has on the command line."""
+
+    def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in values.items():
+            key = prefix + name.replace("_", "-")
+            flat |= walk(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+        return flat
+
+    return walk(dataclasses.asdict(cfg), "")
+
+
+def refuse_another(saved: TrainCfg, cfg: TrainCfg) -> None:
+    """A run goes on with the options it was started with; what differs is told, old and new."""
+    old, new = options(saved), options(cfg)
+    free = {name.replace("_", "-") for name in RESUMABLE}
+    changed = [name for name in new if old[name] != new[name] and name not in free]
+    if changed:
+        diff = ", ".join(f"{name} {old[name]} -> {new[name]}" for name in changed)
+        raise SdpgError(f"a run can't change when it goes on: {diff}; leave these options out, or start a new run")
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    return {
+        "sdpg": sdpg.__version__,
+        "python": sys.version.split()[0],
+        "mujoco": mujoco.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "safetensors": importlib.metadata.version("safetensors"),
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the repository that the run was started in, and whether it had changes; None outside of one."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _model_hash(env: BranchedEnv) -> str:
+    """SHA-256 of the compiled scene; empty for engines without one."""
+    model = getattr(env.sim, "model", None)
+    if not isinstance(model, mujoco.MjModel):
+        return ""
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return hashlib.sha256(buffer.tobytes()).hexdigest()

@@ -1,0 +1,145 @@
+"""What a run will take of the machine's memory, told before anything is allocated.
+
+An estimate by counting tensors, held against what `sdpg bench memory` measures (docs/architecture.md). Everything but
+the networks grows with N, so a run that does not fit is refused with the largest N that does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+
+from sdpg.build import compile_scene
+from sdpg.config import TrainCfg
+from sdpg.errors import SdpgError
+from sdpg.nn.encoders import picture_cost
+from sdpg.render.api import View
+from sdpg.render.choose import choose
+from sdpg.tasks.base import Task, make_task
+
+GB = 2**30
+# Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
+_RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20}
+_HEADROOM = 0.95  # of what is free: the rest of the machine lives, too
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes by purpose: those of the process, and those that each nominal with its branches adds."""
+
+    fixed: dict[str, int]
+    per_nominal: dict[str, int]
+    num_nominal: int
+    limit: float | None  # bytes that the run may have; None: unknown
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return self.fixed | {name: size * self.num_nominal for name, size in self.per_nominal.items()}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def largest(self) -> int:
+        """Nominal worlds that fit into the limit."""
+        if self.limit is None:
+            return self.num_nominal
+        return max(0, int((self.limit - sum(self.fixed.values())) // sum(self.per_nominal.values())))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "total_mb": self.total / 2**20,
+            "limit_mb": None if self.limit is None else self.limit / 2**20,
+            "parts_mb": {name: size / 2**20 for name, size in self.parts.items()},
+        }
+
+    def refuse_what_does_not_fit(self) -> None:
+        if self.limit is None or self.total <= self.limit:
+            return
+        fix = f"give --num-nominal {self.largest} or less" if self.largest else "give fewer --num-auxiliary"
+        raise SdpgError(
+            f"this run would take about {self.total / GB:.1f} GB of memory and may have {self.limit / GB:.1f} GB; "
+            f"{fix}, or set --memory-gb if you know better"
+        )
+
+
+def make_plan(cfg: TrainCfg) -> Plan:
+    task = make_task(cfg.task)
+    model, k, t = compile_scene(task), 1 + cfg.num_auxiliary, cfg.algo.horizon
+    rows, rollout = _world_bytes(task, model)
+    images, activations, parameters, runtime = 0, 0, 0, _RUNTIME["engine and torch"]
+    cameras = [task.cameras[name] for name in task.inputs.get(cfg.obs, ()) if name in task.cameras]
+    for camera in cameras:
+        channels = camera.stack * (1 if camera.depth else 3)
+        size, wide = channels * camera.height * camera.width, 4 if camera.depth else 1
+        count, outputs = picture_cost(
+            (channels, camera.height, camera.width), camera.depth, cfg.algo.encoder, cfg.algo.encoder_features
+        )
+        images += size * wide * (t + 4)  # a segment of what was seen; the frames now, before, and in the renderer
+        activations += 4 * (size + 3 * outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
+        parameters += count
+    if cameras:
+        views = [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras]
+        runtime += _RUNTIME[choose(model, views)[0]]
+    samples = min(cfg.algo.actor_chunk, t * cfg.num_nominal)
+    fixed = {
+        "program": resident_bytes() + runtime,
+        # weights, gradients, two moments; as many again in passing when a checkpoint is written
+        "networks": 4 * 8 * parameters,
+        "passes through the networks": activations * samples,
+    }
+    per_nominal = {"physics": k * rows, "segment": k * t * rollout, "images": images}
+    return Plan(fixed, per_nominal, cfg.num_nominal, _limit(cfg.memory_gb))
+
+
+def _world_bytes(task: Task, model: mujoco.MjModel) -> tuple[int, int]:
+    """Of a world, and of each of its steps in a segment."""
+    integration = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
+    rows = 8 * 3 * integration  # the rows, and copies of them when branching and when saving
+    d, a = task.state_size, task.action_size
+    # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic. Noise, flags.
+    return rows, 4 * (6 * d + 3 * a) + 64
+
+
+def _limit(memory_gb: float | None) -> float | None:
+    if memory_gb is not None:
+        return memory_gb * GB
+    free = free_bytes()
+    return None if free is None else _HEADROOM * (free + resident_bytes())
+
+
+def free_bytes() -> int | None:
+    """What this process may still take: of the machine, and of the container it runs in; None if nobody tells."""
+    limits = []
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            root = Path("/sys/fs/cgroup")
+            limits.append(int((root / limit).read_text()) - int((root / used).read_text()))
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    return min(limits) if limits else None
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
+        return peak * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sdpg.errors import SdpgError
+from sdpg.nn.encoders import Pixels, picture_cost
+from sdpg.plan import GB, Plan, free_bytes, make_plan, resident_bytes
+from sdpg.presets import resolve
+
+
+def _plan(n: int, limit: float | None) -> Plan:
+    return Plan({"program": 100, "networks": 50}, {"physics": 10, "images": 20}, n, limit)
+
+
+def test_the_sum_and_the_largest_that_fits() -> None:
+    """150 once and 30 for each nominal: 10 take 450, and 1000 leave room for (1000 - 150) / 30 = 28."""
+    plan = _plan(10, 1000.0)
+    assert (plan.total, plan.largest) == (450, 28)
+    plan.refuse_what_does_not_fit()
+    assert plan.parts == {"program": 100, "networks": 50, "physics": 100, "images": 200}
+    _plan(10, None).refuse_what_does_not_fit()
+
+
+def test_what_does_not_fit_is_refused_with_the_fix() -> None:
+    with pytest.raises(SdpgError, match=r"give --num-nominal 28 or less, or set --memory-gb"):
+        _plan(29, 1000.0).refuse_what_does_not_fit()
+    with pytest.raises(SdpgError, match="give fewer --num-auxiliary"):
+        _plan(29, 100.0).refuse_what_does_not_fit()
+
+
+def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:
+    """Nature on 9 x 84 x 84: 32 x 20 x 20 + 64 x 9 x 9 + 64 x 7 x 7 + 128 = 21248 outputs."""
+    import torch
+
+    parameters, outputs = picture_cost((9, 84, 84), False, "nature", 128)
+    real = Pixels((9, 84, 84), "nature", 128, torch.Generator())
+    assert parameters == sum(p.numel() for p in real.parameters())
+    assert outputs == 21248
+
+
+def test_images_dominate_a_run_from_pixels_and_grow_with_the_nominals_alone() -> None:
+    small, large = (make_plan(replace(resolve("hopper", "paper", "pixels"), num_auxiliary=m)) for m in (1, 63))
+    assert small.parts["images"] == large.parts["images"] >= 64 * 32 * 9 * 84 * 84
+    assert small.parts["segment"] * 32 == large.parts["segment"]
+    assert make_plan(resolve("hopper")).parts["images"] == 0
+
+
+def test_the_machine_is_asked() -> None:
+    assert resident_bytes() > 50 * 2**20
+    free = free_bytes()
+    assert free is None or free > 0
+    assert make_plan(resolve("cartpole")).total < 2 * GB
