@@ -12,7 +12,7 @@ import torch
 from conftest import tiny
 
 from sdpg.algos import sdpg as algorithm
-from sdpg.bench import curve, iteration, plot, render, sim, smoothing
+from sdpg.bench import curve, iteration, memory, plot, render, sim, smoothing
 from sdpg.errors import SdpgError
 from sdpg.train import train
 
@@ -85,6 +85,38 @@ def test_render(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_CHILD", "import time; time.sleep(60)")
     result = render.run(replace(tiny, gl_seconds=0.2))
     assert result["ms_per_image"]["opengl"] is None and "no answer" in result["opengl"]
+
+
+@pytest.mark.slow
+def test_memory_of_a_process_of_its_own() -> None:
+    small, large = (
+        memory.run(memory.Options("cartpole", "state", "cpu", 4, m, iterations=1, threads=1)) for m in (1, 4000)
+    )
+    assert 100 < small["import_mb"] < small["peak_mb"] < large["peak_mb"]
+    assert small["planned_mb"] < large["planned_mb"]
+    with pytest.raises(SdpgError, match=r"could not be measured: .*unknown task"):
+        memory.run(memory.Options("carpole"))
+
+
+@pytest.mark.parametrize(("obs", "iterations"), [("state", 1), ("pixels", 0)])
+def test_memory_of_iterations_and_of_segments(obs: str, iterations: int) -> None:
+    peak = memory._measure("cartpole", obs, "cpu", 2, 1, iterations, 1)
+    assert 0 < peak["import_mb"] <= peak["peak_mb"] and peak["planned_mb"] > 0
+
+
+def test_memory_scaling_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def peak(options: memory.Options, n: int, m: int, iterations: int) -> dict[str, float]:
+        asked.append((n, m))
+        return {"peak_mb": 100.0 + n}
+
+    monkeypatch.setattr(memory, "_peak", peak)
+    figure = tmp_path / "figures" / "memory.png"
+    result = memory.run(memory.Options(scaling=True, num_nominal=64, environments=(64, 256), figure=figure))
+    assert asked == [(64, 0), (64, 0), (256, 0), (64, 3)]
+    assert result["rows"][1] == {"environments": 256, "rendered": 356.0, "physics_only": 164.0}
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_stopwatch_counts_nested_phases_once() -> None:

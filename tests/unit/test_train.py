@@ -101,6 +101,16 @@ def test_same_seed_and_threads_are_bit_identical_after_20_iterations(threads: in
     assert not torch.equal(_tensors(tmp_path / "a")["env/sim.rows"], _tensors(tmp_path / "c")["env/sim.rows"])
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_pixels_are_bit_identical_after_10_iterations(precision: str, threads: int, tmp_path: Path) -> None:
+    cfg = tiny("cartpole", "pixels", iterations=10, threads=threads)
+    cfg = replace(cfg, algo=replace(cfg.algo, precision=precision))  # type: ignore[arg-type]
+    train.train(cfg, tmp_path / "a")
+    train.train(cfg, tmp_path / "b")
+    _assert_same(tmp_path / "a", tmp_path / "b")
+
+
 def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     summary = train.train(tiny(iterations=3))

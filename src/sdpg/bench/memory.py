@@ -1,4 +1,5 @@
-"""How much memory training takes: the peak of whole iterations, each configuration in a process of its own.
+"""How much memory training takes: the peak of whole iterations, each configuration in a process of its own, beside
+what `sdpg train` would have announced.
 
 `--scaling` draws the paper's memory-scaling figure: memory against the number of environments, when all of them are
 rendered (as for PPO) and when only N are and the rest is physics (as for SDPG).
@@ -111,11 +112,13 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
 
     from sdpg.algos.sdpg import Sdpg
     from sdpg.build import default_threads, make_env
+    from sdpg.plan import make_plan
 
     baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    cfg = resolve(task, preset, obs)
+    cfg = replace(resolve(task, preset, obs), num_nominal=n, num_auxiliary=m)
+    planned = make_plan(cfg).total / 2**20
     env = make_env(task, n, m, 0, threads, obs)
     if iterations:
         algo = Sdpg(cfg.algo, env, env.task.inputs[obs])
@@ -128,7 +131,7 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
             env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
     scale = 1 / 1024 if sys.platform != "darwin" else 1 / 1024**2  # ru_maxrss is in kB on Linux, in bytes on macOS
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_mb": round(peak * scale, 1), "import_mb": round(baseline * scale, 1)}
+    return {"peak_mb": round(peak * scale, 1), "import_mb": round(baseline * scale, 1), "planned_mb": round(planned, 1)}
 
 
 if __name__ == "__main__":
