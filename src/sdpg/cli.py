@@ -8,6 +8,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -315,7 +316,7 @@ def bench(argv: Argv) -> int:
         raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{subject}'")
     wrapped = _with_output(options_type)
     options = parse(wrapped, rest, f"sdpg bench {kind}", wrapped(options=options_type()))
-    result = module.run(options.options)
+    result = {"command": shlex.join(["sdpg", "bench", *argv])} | module.run(options.options)
     if options.write is not None:
         _write_json(options.write, result)
     if options.json:
