@@ -208,26 +208,43 @@ def _write_json(path: str, value: Any) -> None:
         raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another --write") from error
 
 
-# --- play -------------------------------------------------------------------------------------------------------------
+# --- play, view -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class PlayOptions:
+class _Watch:
+    """What is played, by `play` and `view`."""
+
+    policy: Literal["random", "zero"] | None = None
+    """Without a run: such actions on a task."""
+    size: int = 480
+    """Side of the third-person view in pixels."""
+    seed: int = 1000
+    """Of the starts; not the seeds of training."""
+    checkpoint: str = "last"
+    """"last", or an iteration."""
+
+
+def _subject(verb: str, subject: str | None, options: _Watch) -> str:
+    """RUN or TASK, once it is there and the options are sound."""
+    if subject is None:
+        raise SdpgError(
+            f"which run? sdpg {verb} RUN (the folder that `sdpg train` printed), or TASK with --policy random"
+        )
+    if not 64 <= options.size <= 2160:
+        raise SdpgError("size must be between 64 and 2160")
+    return subject
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions(_Watch):
     """Film a policy beside what its camera sees: `sdpg play RUN --video out.mp4`, `sdpg play TASK --policy random`."""
 
     video: str | None = None
     """The mp4 to write; out.mp4 if neither this nor --frames is given."""
     frames: str | None = None
     """Write PNG pictures into this folder instead."""
-    policy: Literal["random", "zero"] | None = None
-    """Without a run: such actions on a task."""
-    size: int = 480
-    """Side of the third-person view in pixels."""
     episodes: int = 2
-    seed: int = 1000
-    """Of the starts; not the seeds of training."""
-    checkpoint: str = "last"
-    """"last", or an iteration."""
     json: bool = False
     """One JSON object on standard output."""
 
@@ -235,10 +252,9 @@ class PlayOptions:
 def play(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(PlayOptions, rest, "sdpg play RUN")
-    if subject is None:
-        raise SdpgError("which run? sdpg play RUN (the folder that `sdpg train` printed), or TASK with --policy random")
-    if options.episodes < 1 or not 64 <= options.size <= 2160:
-        raise SdpgError("episodes must be at least 1, and size between 64 and 2160")
+    subject = _subject("play", subject, options)
+    if options.episodes < 1:
+        raise SdpgError("episodes must be at least 1")
     from sdpg import video
 
     if options.policy is None:
@@ -260,6 +276,46 @@ def play(argv: Argv) -> int:
     else:
         returns = ", ".join(f"{value:.1f}" for value in result["returns"])
         print(f"{target}: {result['pictures']} pictures, returns {returns}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOptions(_Watch):
+    """Watch a policy in the browser beside what its camera sees: `sdpg view RUN`, `sdpg view TASK --policy random`.
+
+    A run that is still training is followed: each episode is played by its newest checkpoint.
+    """
+
+    port: int | None = None
+    """Of this machine's loopback address; the first free one from 8080 on if not given."""
+    open: bool = True
+    """Open the page, if this machine has a desktop."""
+    seconds: float | None = None
+    """End after this time; else Ctrl-C does."""
+
+
+def view(argv: Argv) -> int:
+    subject, rest = positional(argv)
+    options = parse(ViewOptions, rest, "sdpg view RUN")
+    subject = _subject("view", subject, options)
+    from sdpg import view as viewing
+    from sdpg.train import stop_on_signals
+
+    with viewing.Server(options.port) as server:
+        if options.policy is None:
+            source = viewing.Source.of_run(Path(subject), options.checkpoint, options.seed)
+        else:
+            source = viewing.Source.of_task(options.policy, subject, options.seed)
+        show = viewing.Show(source, subject, options.size)
+        with stop_on_signals() as stop:
+            server.present(show)
+            url = f"http://localhost:{server.port}/"
+            print(f"{subject}, {source.label}: {url}  (Ctrl-C ends)")
+            print(f"from another machine: ssh -L {server.port}:localhost:{server.port} HOST, then open {url} there")
+            sys.stdout.flush()
+            if options.open:
+                viewing.open_page(url)
+            show.run(stop, options.seconds)
     return 0
 
 
@@ -393,6 +449,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
+    "view": (view, "watch a policy in the browser: sdpg view runs/cartpole/sdpg/DATE"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),
