@@ -36,6 +36,7 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
+from sdpg.render.views import camera_id
 from sdpg.sim.cpu import CpuSim
 
 HOST = "127.0.0.1"  # nobody else's machine can reach this one; a tunnel can
@@ -88,9 +89,10 @@ class Crane:
         spec = env.task.scene()
         spec.worldbody.add_body(name=self.NAME, mocap=True).add_camera(name=self.NAME)
         self._model = spec.compile()
-        self._film = self._model.camera(env.task.camera).id
-        self._model.camera(self.NAME).fovy[:] = self._model.cam_fovy[self._film]
-        self._model.stat.extent = env.sim.model.stat.extent  # else the body would count, and change how far one sees
+        self._film = camera_id(self._model, env.task.camera)
+        self._model.cam_fovy[camera_id(self._model, self.NAME)] = self._model.cam_fovy[self._film]
+        # As if the body were not there: how far one sees depends on how large the scene is.
+        self._model.stat.extent, self._model.stat.center[:] = env.sim.model.stat.extent, env.sim.model.stat.center
         self._data = mujoco.MjData(self._model)
         self._renderer = make_renderer(self._model, 1, [View(self.NAME, size, size)], threads=1)
 
@@ -359,7 +361,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not isinstance(wishes, dict):
                 raise ValueError("give a JSON object")
             self._show.set(wishes)
-        except ValueError as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             return self._answer(400, f"{error}\n".encode())
         self._answer(204)
 

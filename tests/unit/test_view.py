@@ -206,6 +206,7 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
         ("GET", "/", None, {"Host": "evil.example:8080"}, 403),  # a name that was made to point here
         ("POST", "/set", {"paused": True}, {"Origin": "http://evil.example"}, 403),  # a page of another site
         ("POST", "/set", {"speed": "fast"}, {}, 400),
+        ("POST", "/set", {"speed": 10**400}, {}, 400),
         ("POST", "/set", [1], {}, 400),
         ("POST", "/set", None, {"Content-Length": "2000"}, 413),
         ("GET", "/../config.json", None, {}, 404),
