@@ -228,9 +228,7 @@ class _Watch:
 def _subject(verb: str, subject: str | None, options: _Watch) -> str:
     """RUN or TASK, once it is there and the options are sound."""
     if subject is None:
-        raise SdpgError(
-            f"which run? sdpg {verb} RUN (the folder that `sdpg train` printed), or TASK with --policy random"
-        )
+        raise SdpgError(f"which run? sdpg {verb} RUN (what `sdpg train` printed), or sdpg {verb} TASK --policy random")
     if not 64 <= options.size <= 2160:
         raise SdpgError("size must be between 64 and 2160")
     return subject
@@ -281,10 +279,7 @@ def play(argv: Argv) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ViewOptions(_Watch):
-    """Watch a policy in the browser beside what its camera sees: `sdpg view RUN`, `sdpg view TASK --policy random`.
-
-    A run that is still training is followed: each episode is played by its newest checkpoint.
-    """
+    """Watch a policy in the browser beside what its camera sees: `sdpg view RUN`, `sdpg view TASK --policy random`."""
 
     port: int | None = None
     """Of this machine's loopback address; the first free one from 8080 on if not given."""
@@ -302,17 +297,13 @@ def view(argv: Argv) -> int:
     from sdpg.train import stop_on_signals
 
     with viewing.Server(options.port) as server:
-        if options.policy is None:
-            source = viewing.Source.of_run(Path(subject), options.checkpoint, options.seed)
-        else:
-            source = viewing.Source.of_task(options.policy, subject, options.seed)
-        show = viewing.Show(source, subject, options.size)
+        source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed)
+        show, port = viewing.Show(source, subject, options.size), server.port
         with stop_on_signals() as stop:
             server.present(show)
-            url = f"http://localhost:{server.port}/"
+            url = f"http://localhost:{port}/"
             print(f"{subject}, {source.label}: {url}  (Ctrl-C ends)")
-            print(f"from another machine: ssh -L {server.port}:localhost:{server.port} HOST, then open {url} there")
-            sys.stdout.flush()
+            print(f"from another machine: ssh -L {port}:localhost:{port} HOST, then open {url} there", flush=True)
             if options.open:
                 viewing.open_page(url)
             show.run(stop, options.seconds)

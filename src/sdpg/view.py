@@ -153,16 +153,16 @@ class Source:
     folder: Path | None = None  # the checkpoint that is playing
 
     @staticmethod
-    def of_run(run: Path, which: str, seed: int) -> Source:
+    def find(subject: str, kind: str | None, which: str, seed: int) -> Source:
+        """Of the run `subject`; with the `kind` "random" or "zero", of the task."""
+        if kind is not None:
+            policy, env = video.simple_policy(kind, subject, seed)
+            return Source(policy, env, f"{kind} actions")
+        run = Path(subject)
         folder = checkpoint.find(run, which)
         saved = checkpoint.load(folder)
         env = video.world_of(saved, seed)
         return Source(video.policy_of(saved, env), env, f"iteration {saved.iteration}", run, which, folder)
-
-    @staticmethod
-    def of_task(kind: str, task: str, seed: int) -> Source:
-        policy, env = video.simple_policy(kind, task, seed)
-        return Source(policy, env, f"{kind} actions")
 
     def refresh(self) -> None:
         """Take up a newer checkpoint, if there is one. A run that just replaces or loses it is asked again later."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import io
 import json
+import os
 import shutil
 import signal
 import socket
@@ -142,7 +144,7 @@ def test_controls_clamp_numbers_and_refuse_the_rest() -> None:
 
 
 def test_a_run_is_shown_beside_what_its_policy_sees(run: Path, present: Callable[[Source], Server]) -> None:
-    server = present(Source.of_run(run, "last", seed=5))
+    server = present(Source.find(str(run), None, "last", seed=5))
     assert server.server_address[0] == "127.0.0.1"
     answer, page = ask(server, "GET", "/")
     assert answer.status == 200 and b"http" not in page  # nothing is loaded from elsewhere
@@ -158,7 +160,7 @@ def test_a_run_is_shown_beside_what_its_policy_sees(run: Path, present: Callable
 
 
 def test_pause_step_restart_and_camera(present: Callable[[Source], Server]) -> None:
-    server = present(Source.of_task("zero", "cartpole", seed=5))
+    server = present(Source.find("cartpole", "zero", "last", seed=5))
     look_until(server, lambda facts: facts["step"] > 0)
     assert ask(server, "POST", "/set", {"paused": True, "speed": 0.5})[0].status == 204
     still = look_until(server, lambda facts: facts["controls"]["paused"])
@@ -179,7 +181,7 @@ def test_pause_step_restart_and_camera(present: Callable[[Source], Server]) -> N
 
 
 def test_nothing_is_computed_while_nobody_looks(present: Callable[[Source], Server]) -> None:
-    server = present(Source.of_task("random", "cartpole", seed=5))
+    server = present(Source.find("cartpole", "random", "last", seed=5))
     time.sleep(0.5)
     assert look(server)["step"] == 0
     look_until(server, lambda facts: facts["step"] > 0)
@@ -190,7 +192,7 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
 ) -> None:
     cfg = tiny("cartpole", iterations=1)
     train(cfg, tmp_path / "run")
-    server = present(Source.of_run(tmp_path / "run", "last", seed=5))
+    server = present(Source.find(str(tmp_path / "run"), None, "last", seed=5))
     assert look(server)["policy"] == "iteration 1"
     train(replace(cfg, iterations=3), tmp_path / "run", resume=True)
     ask(server, "POST", "/restart")
@@ -216,7 +218,7 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
 def test_strangers_and_nonsense_are_refused(
     method: str, path: str, body: Any, headers: dict[str, str], status: int, present: Callable[[Source], Server]
 ) -> None:
-    server = present(Source.of_task("zero", "cartpole", seed=5))
+    server = present(Source.find("cartpole", "zero", "last", seed=5))
     answer, text = ask(server, method, path, body, **headers)
     assert answer.status == status and text.count(b"\n") == 1
     assert look(server)["controls"] == look(server)["controls"] | {"paused": False, "speed": 1.0}
@@ -272,20 +274,99 @@ def test_a_signal_ends_it_cleanly(run: Path, number: signal.Signals) -> None:
     assert process.returncode == 0 and err == ""
 
 
+# --- in a browser
+
+
+class Browser:
+    """Chromium without a window, led through its debugging pipe: messages of JSON that end with a zero byte."""
+
+    def __init__(self, profile: Path):
+        theirs_in, mine_out = os.pipe()
+        mine_in, theirs_out = os.pipe()
+        # It reads from the file descriptor 3 and writes to 4.
+        shim = "import os, sys; r, w, *a = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4); os.execv(a[0], a)"
+        flags = f"--headless=new --no-sandbox --disable-gpu --window-size=700,500 --user-data-dir={profile}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", shim, str(theirs_in), str(theirs_out), str(CHROMIUM), *flags.split()]
+            + ["--remote-debugging-pipe"],
+            pass_fds=(theirs_in, theirs_out),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.out, self.into = os.fdopen(mine_out, "wb", buffering=0), os.fdopen(mine_in, "rb")
+        self.calls, self.session = 0, {}
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.calls += 1
+        message = {"id": self.calls, "method": method, "params": params, **self.session}
+        self.out.write(json.dumps(message).encode() + b"\0")
+        while (answer := self._read()).get("id") != self.calls:
+            pass  # an event
+        assert "result" in answer, answer
+        return answer["result"]
+
+    def _read(self) -> dict[str, Any]:
+        message = bytearray()
+        while (byte := self.into.read(1)) != b"\0":
+            assert byte, "chromium has ended"
+            message += byte
+        return json.loads(message)
+
+    def js(self, expression: str) -> Any:
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def js_until(self, expression: str, value: Any) -> None:
+        end = time.monotonic() + 30
+        while (found := self.js(expression)) != value:
+            assert time.monotonic() < end, f"{expression} is {found!r}"
+            time.sleep(0.05)
+
+    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **{"button": "left", "buttons": 1, **more})
+
+    def screenshot(self) -> np.ndarray:
+        """(H, W, 3) float32."""
+        png = base64.b64decode(self.call("Page.captureScreenshot")["data"])
+        return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.float32)
+
+    def close(self) -> None:
+        self.out.close()  # it ends, with all its processes
+        self.process.wait(20)
+        self.into.close()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_a_browser_shows_it(run: Path, tmp_path: Path, present: Callable[[Source], Server]) -> None:
-    server = present(Source.of_run(run, "last", seed=5))
-    shot = tmp_path / "shot.png"
-    flags = (
-        "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=700,500 --virtual-time-budget=3000"
-    )
-    argv = [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path / 'profile'}"]
-    url = f"http://localhost:{server.port}/"
-    done = subprocess.run([*argv, "--dump-dom", url], capture_output=True, text=True, timeout=100, check=True)
-    assert 'src="blob:' in done.stdout and "the &lt;title&gt;" in done.stdout and "upright" in done.stdout
-    subprocess.run([*argv, f"--screenshot={shot}", url], capture_output=True, timeout=100, check=True)
-    with Image.open(shot) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    page, robot = pixels[:4, :4].reshape(-1, 3), pixels[60:150, 20:110]
-    assert (page == [20, 23, 28]).all() and robot.std() > 10
+def test_a_browser_shows_it_and_sets_it(run: Path, tmp_path: Path, present: Callable[[Source], Server]) -> None:
+    server = present(Source.find(str(run), None, "last", seed=5))
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.call("Page.navigate", url=f"http://localhost:{server.port}/")
+        browser.js_until("document.getElementById('title').textContent", "the <title>")
+        browser.js("document.getElementById('pause').click()")
+        browser.js_until("document.getElementById('pause').textContent", "Play")
+        browser.js("document.getElementById('restart').click()")
+        browser.js_until("document.getElementById('episode').rows[1].cells[1].textContent", "0 / 300")
+        browser.js("document.getElementById('step').click()")
+        browser.js_until("document.getElementById('terms').rows.length", 3)
+
+        left, top = browser.js("(r => [r.x, r.y])(document.getElementById('picture').getBoundingClientRect())")
+        browser.mouse("Pressed", left + 50, top + 50, clickCount=1)
+        browser.mouse("Moved", left + 30, top + 50)
+        browser.mouse("Released", left + 30, top + 50)
+        browser.mouse("Wheel", left + 30, top + 50, deltaX=0, deltaY=-100)
+        facts = look_until(server, lambda facts: facts["controls"]["zoom"] > 1.0)
+        assert facts["controls"]["turn"] == pytest.approx(8.0)
+
+        # What stands on the page is the server's newest picture.
+        browser.js_until("shown", facts["number"])
+        page, picture = browser.screenshot(), Image.open(io.BytesIO(ask(server, "GET", "/shot")[1]))
+        x, y, (width, height) = round(left), round(top), picture.size
+        part = page[y : y + height, x : x + width]
+        assert part.std() > 10
+        assert np.abs(part - np.asarray(picture, dtype=np.float32)).mean() < 2.0  # its corners are rounded
+    finally:
+        browser.close()
