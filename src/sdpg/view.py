@@ -183,9 +183,7 @@ class Show:
         self.source, self.title, self.env = source, title, source.env
         crane = Crane(self.env, size)
         self.player = video.Player(source.policy, self.env, lambda qpos: crane.picture(qpos, self._drawn))
-        self.controls = self._drawn = (
-            Controls()
-        )  # as they are wished, and as they were when the newest picture was made
+        self.controls = self._drawn = Controls()  # as wished, and as they are in the newest picture
         self._finished: deque[tuple[float, int]] = deque(maxlen=FINISHED)
         self._orders: deque[str] = deque(maxlen=8)  # "restart" or "step", from the page
         self._news = threading.Condition()  # guards all that follows, the controls and the orders
@@ -236,10 +234,10 @@ class Show:
             elif order == "step":
                 self._advance(1)
             elif playing:
-                seconds = self.env.task.timestep * self.env.task.substeps / controls.speed  # of one step
-                steps = max(1, round(1.0 / (seconds * FPS)))
+                per_step = self.env.task.timestep * self.env.task.substeps / controls.speed
+                steps = max(1, round(1.0 / (per_step * FPS)))
                 self._advance(steps)
-                period = steps * seconds
+                period = steps * per_step
             self._drawn = controls
             shot = self._draw(self._shot.number + 1)
             with self._news:
