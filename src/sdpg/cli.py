@@ -198,26 +198,41 @@ def _write_json(path: str, value: Any) -> None:
         raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another --write") from error
 
 
-# --- play -------------------------------------------------------------------------------------------------------------
+# --- play, view -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class PlayOptions:
+class _Watch:
+    """What is played, by `play` and `view`."""
+
+    policy: Literal["random", "zero"] | None = None
+    """Without a run: such actions on a task."""
+    size: int = 480
+    """Side of the third-person view in pixels."""
+    seed: int = 1000
+    """Of the starts; not the seeds of training."""
+    checkpoint: str = "last"
+    """"last", "best", or an iteration."""
+
+
+def _subject(verb: str, subject: str | None, options: _Watch) -> str:
+    """RUN or TASK, once it is there and the options are sound."""
+    if subject is None:
+        raise SdpgError(f"which run? sdpg {verb} RUN (what `sdpg train` printed), or sdpg {verb} TASK --policy random")
+    if not 64 <= options.size <= 2160:
+        raise SdpgError("size must be between 64 and 2160")
+    return subject
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions(_Watch):
     """Film a policy beside what its camera sees: `sdpg play RUN --video out.mp4`, `sdpg play TASK --policy random`."""
 
     video: str | None = None
     """The mp4 to write; out.mp4 if neither this nor --frames is given."""
     frames: str | None = None
     """Write PNG pictures into this folder instead."""
-    policy: Literal["random", "zero"] | None = None
-    """Without a run: such actions on a task."""
-    size: int = 480
-    """Side of the third-person view in pixels."""
     episodes: int = 2
-    seed: int = 1000
-    """Of the starts; not the seeds of training."""
-    checkpoint: str = "last"
-    """"last", "best", or an iteration."""
     json: bool = False
     """One JSON object on standard output."""
 
@@ -225,10 +240,9 @@ class PlayOptions:
 def play(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(PlayOptions, rest, "sdpg play RUN")
-    if subject is None:
-        raise SdpgError("which run? sdpg play RUN (the folder that `sdpg train` printed), or TASK with --policy random")
-    if options.episodes < 1 or not 64 <= options.size <= 2160:
-        raise SdpgError("episodes must be at least 1, and size between 64 and 2160")
+    subject = _subject("play", subject, options)
+    if options.episodes < 1:
+        raise SdpgError("episodes must be at least 1")
     from sdpg import video
 
     if options.policy is None:
@@ -250,6 +264,39 @@ def play(argv: Argv) -> int:
     else:
         returns = ", ".join(f"{value:.1f}" for value in result["returns"])
         print(f"{target}: {result['pictures']} pictures, returns {returns}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOptions(_Watch):
+    """Watch a policy in the browser beside what its camera sees: `sdpg view RUN`, `sdpg view TASK --policy random`."""
+
+    port: int | None = None
+    """Of this machine's loopback address; the first free one from 8080 on if not given."""
+    open: bool = True
+    """Open the page, if this machine has a desktop."""
+    seconds: float | None = None
+    """End after this time; else Ctrl-C does."""
+
+
+def view(argv: Argv) -> int:
+    subject, rest = positional(argv)
+    options = parse(ViewOptions, rest, "sdpg view RUN")
+    subject = _subject("view", subject, options)
+    from sdpg import view as viewing
+    from sdpg.train import stop_on_signals
+
+    with viewing.Server(options.port) as server:
+        source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed)
+        show, port = viewing.Show(source, subject, options.size), server.port
+        with stop_on_signals() as stop:
+            server.present(show)
+            url = f"http://localhost:{port}/"
+            print(f"{subject}, {source.label}: {url}  (Ctrl-C ends)")
+            print(f"from another machine: ssh -L {port}:localhost:{port} HOST, then open {url} there", flush=True)
+            if options.open:
+                viewing.open_page(url)
+            show.run(stop, options.seconds)
     return 0
 
 
@@ -383,6 +430,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
+    "view": (view, "watch a policy in the browser: sdpg view runs/cartpole/sdpg/DATE"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),

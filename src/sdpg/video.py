@@ -6,7 +6,6 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
 from sdpg.train import restore
-from sdpg.types import Obs
+from sdpg.types import Obs, Step
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
 
@@ -36,11 +35,21 @@ Policy = Callable[[Obs], Tensor]
 def load_policy(run: Path, which: str | int, seed: int) -> tuple[Policy, BranchedEnv]:
     """A run's policy and one world of its task."""
     saved = checkpoint.load(checkpoint.find(run, which))
-    cfg = replace(cfg_from_dict(saved.cfg), num_nominal=1)
-    env = make_env(cfg.task, 1, 0, seed, threads=1, obs=cfg.obs)
+    env = world_of(saved, seed)
+    return policy_of(saved, env), env
+
+
+def world_of(saved: checkpoint.Checkpoint, seed: int) -> BranchedEnv:
+    """One world of a checkpoint's task, seen as its policy sees it."""
+    cfg = cfg_from_dict(saved.cfg)
+    return make_env(cfg.task, 1, 0, seed, threads=1, obs=cfg.obs)
+
+
+def policy_of(saved: checkpoint.Checkpoint, env: BranchedEnv) -> Policy:
+    cfg = cfg_from_dict(saved.cfg)
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     restore(saved, algo, None)
-    return algo.act, env
+    return algo.act
 
 
 def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]:
@@ -52,30 +61,60 @@ def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]
     return lambda obs: rng.uniform(-1.0, 1.0, size), env
 
 
-@torch.no_grad()
+class Player:
+    """A policy in its one world: steps it, counts its episode, and shows it.
+
+    `draw` makes the third-person picture (3, S, S) uint8 of a state qpos (1, nq).
+    """
+
+    def __init__(self, policy: Policy, env: BranchedEnv, draw: Callable[[Tensor], Tensor]):
+        self.policy, self.env, self.draw = policy, env, draw
+        self.total, self.steps = 0.0, 0  # of the running episode
+
+    def picture(self) -> np.ndarray:
+        """(H, W, 3) uint8 of the state now: what `beside` puts together."""
+        sources = self.env.observe().sources
+        seen = [view[0] for name, view in sources.items() if name in self.env.task.cameras]
+        return beside(self.draw(self.env.physics().qpos[:, 0]), seen)
+
+    @torch.no_grad()
+    def step(self) -> tuple[float, int] | None:
+        """One control step; the return and length of the episode if it ended, and then a new one has begun."""
+        step = self.env.step(self.policy(self.env.observe())[:, None])
+        self.total, self.steps = self.total + float(step.reward[0, 0]), self.steps + 1
+        if not bool(self.env.restart(step)[0, 0]):
+            return None
+        ended = self.total, self.steps
+        self.total, self.steps = 0.0, 0
+        return ended
+
+    def restart(self) -> None:
+        """Give the episode up and begin a new one."""
+        no, yes = torch.zeros(1, 1, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
+        self.env.restart(Step(torch.zeros(1, 1), no, yes, no, self.env.observe().state))
+        self.total, self.steps = 0.0, 0
+
+
 def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any]) -> Iterator[np.ndarray]:
     """Pictures (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
     sim = env.sim
     assert isinstance(sim, CpuSim)
     camera = env.task.camera
     renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1)
-    stride = frame_stride(env)
-    returns: list[float] = []
-    lengths: list[int] = []
-    total, steps = 0.0, 0
-    while len(returns) < episodes:
-        obs = env.observe()
-        if steps % stride == 0:
-            rgb = renderer.render(env.physics().qpos[:, 0])[camera].rgb
-            assert rgb is not None
-            yield beside(rgb[0], [view[0] for name, view in obs.sources.items() if name in env.task.cameras])
-        step = env.step(policy(obs)[:, None])
-        total, steps = total + float(step.reward[0, 0]), steps + 1
-        if bool(env.restart(step)[0, 0]):
-            returns.append(total)
-            lengths.append(steps)
-            total, steps = 0.0, 0
-    summary |= {"returns": returns, "lengths": lengths}
+
+    def draw(qpos: Tensor) -> Tensor:
+        rgb = renderer.render(qpos)[camera].rgb
+        assert rgb is not None
+        return rgb[0]
+
+    player, stride = Player(policy, env, draw), frame_stride(env)
+    finished: list[tuple[float, int]] = []
+    while len(finished) < episodes:
+        if player.steps % stride == 0:
+            yield player.picture()
+        if (ended := player.step()) is not None:
+            finished.append(ended)
+    summary |= {"returns": [total for total, _ in finished], "lengths": [steps for _, steps in finished]}
 
 
 def frame_stride(env: BranchedEnv) -> int:

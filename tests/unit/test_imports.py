@@ -28,6 +28,7 @@ LAYERS = [
         "doctor",
         "options",
         "video",
+        "view",
         "display",
     },
     {"cli", "__main__"},

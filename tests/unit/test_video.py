@@ -66,7 +66,7 @@ def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: py
         (["play"], "which run?"),
         (["play", "nowhere"], "no run folder"),
         (["play", "nosuchtask", "--policy", "zero"], "unknown task"),
-        (["play", "hopper", "--policy", "zero", "--size", "8"], "size between"),
+        (["play", "hopper", "--policy", "zero", "--size", "8"], "size must be"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
