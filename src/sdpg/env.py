@@ -123,10 +123,9 @@ class BranchedEnv:
         self._memory = task.advance(x, memory, action, self._step_rng)
         views = task.observe(x, self._memory)
         state = self._own(views["state"])
-        self.magnitude = _largest(torch.cat((x.qpos, x.qvel), dim=-1))  # (N, K) of the physics
-        numbers = (reward.abs(), *(_largest(view) for view in views.values() if view.is_floating_point()))
+        numbers = [torch.cat((x.qpos, x.qvel), dim=-1), *(view for view in views.values() if view.is_floating_point())]
         # A maximum with NaN in it is NaN, which is not below any bound.
-        failed = failed | ~(functools.reduce(torch.maximum, numbers, self.magnitude) <= self.max_value)
+        failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
         if self.watch is not None:
             self.watch(before, action, ctrl, failed)
         if failed.any():

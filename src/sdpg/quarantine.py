@@ -44,7 +44,7 @@ class Moment:
     nominal: Mapping[str, Tensor]  # name -> (N, ...): BranchedEnv.column(0) before the step
     action: Tensor  # (N, K, A)
     control: Tensor  # (N, K, nu)
-    magnitude: Tensor  # (N, K) the largest |number| of the physics after the step: a replay is compared with it
+    fingerprint: Tensor  # (N, K) of the physics after the step: a replay is compared with it
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Dump:
     rows: Tensor  # (B or fewer, S) integration states before each step, as long as it was its nominal
     action: Tensor  # (B, A)
     control: Tensor  # (B, nu)
-    magnitude: Tensor  # (B,)
+    fingerprint: Tensor  # (B,)
     end: Tensor  # (S,) integration state after the last step
     model: bytes
 
@@ -100,7 +100,8 @@ class Quarantine:
 
     def _watch(self, nominal: Mapping[str, Tensor], action: Tensor, control: Tensor, failed: Tensor) -> None:
         mine = action.clone()  # the caller's may change
-        self._history.append(Moment(nominal, mine, mine if control is action else control.clone(), self._env.magnitude))
+        control = mine if control is action else control.clone()
+        self._history.append(Moment(nominal, mine, control, fingerprint(self._env)))
         if self._what or not failed.any():
             return
         row, branch = failed.nonzero()[0].tolist()
@@ -133,10 +134,16 @@ class Quarantine:
             rows=torch.stack([moment.nominal["sim.rows"][row] for moment in past[: shared + 1]]),
             action=torch.stack([moment.action[row, k] for moment, k in zip(past, column, strict=True)]),
             control=torch.stack([moment.control[row, k] for moment, k in zip(past, column, strict=True)]),
-            magnitude=torch.stack([moment.magnitude[row, k] for moment, k in zip(past, column, strict=True)]),
+            fingerprint=torch.stack([moment.fingerprint[row, k] for moment, k in zip(past, column, strict=True)]),
             end=env.column(branch)["sim.rows"][row].clone(),
             model=model_bytes(model),
         )
+
+
+def fingerprint(env: BranchedEnv) -> Tensor:
+    """(N, K) of every bit of the float32 positions and velocities; a sum of integers is exact in any order."""
+    x = env.physics()
+    return torch.cat((x.qpos, x.qvel), dim=-1).view(torch.int32).sum(-1)
 
 
 def blame(env: BranchedEnv, action: Tensor, row: int, branch: int) -> list[str]:
@@ -167,7 +174,8 @@ def _beyond(env: BranchedEnv, numbers: Mapping[str, Tensor], row: int, branch: i
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_PARTS = ("rows", "action", "control", "magnitude", "end")  # the tensors of a dump beside its start
+_ABOUT = ("task", "iteration", "seed", "row", "branch", "apart", "max_value", "what")  # the least that a dump tells
+_PARTS = ("rows", "action", "control", "fingerprint", "end")  # the tensors of a dump beside its start
 
 
 def encode(dump: Dump, iteration: int) -> bytes:
@@ -200,6 +208,8 @@ def load(path: Path) -> Dump:
             raise SdpgError(
                 f"dump '{path}' has version {about['version']!r}, this sdpg reads {VERSION}; use the newer one"
             )
+        if missing := [name for name in _ABOUT if name not in about]:
+            raise ValueError(f"it does not tell {', '.join(missing)}")
         model = tensors["model"].numpy().tobytes()
         if hashlib.sha256(model).hexdigest() != about["model_sha256"]:  # before the engine, which trusts it, reads it
             raise ValueError("its model has another SHA-256 than it says")

@@ -19,7 +19,7 @@ from torch import Tensor
 from sdpg.build import one_world
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.quarantine import Dump, blame
+from sdpg.quarantine import Dump, blame, fingerprint
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.tasks.base import make_task
@@ -35,6 +35,7 @@ class Replay:
     """What happened; steps count from 1."""
 
     qpos: Tensor  # (steps, nq) before each step
+    largest: list[float]  # |number| of qpos and qvel after each step
     reward: list[float]  # after each step; 0 where it failed
     failed: int | None  # the step in which it failed
     what: list[str]  # was wrong then
@@ -44,12 +45,14 @@ class Replay:
 @torch.no_grad()
 def replay(dump: Dump) -> Replay:
     env = _world(dump)
-    qpos, reward, failed, what, departed = [], [], None, [], None
+    qpos, largest, reward, failed, what, departed = [], [], [], None, [], None
     for i, (action, control) in enumerate(zip(dump.action[:, None, None], dump.control[:, None, None], strict=True)):
         qpos.append(env.physics().qpos[0, 0].clone())
         step = env.step(action, control)
+        x = env.physics()
+        largest.append(torch.cat((x.qpos, x.qvel), dim=-1).abs().max().item())
         reward.append(step.reward.item())
-        same = _same(env.magnitude[0, 0], dump.magnitude[i])
+        same = _same(fingerprint(env)[0, 0], dump.fingerprint[i])
         after = dump.end if i + 1 == len(dump.action) else dump.rows[i + 1] if i + 1 < len(dump.rows) else None
         if after is not None:  # between leaving its nominal and the end, a world's rows were not recorded
             same = same and _same(env.column(0)["sim.rows"][0], after)
@@ -58,7 +61,7 @@ def replay(dump: Dump) -> Replay:
         if step.failed.item():
             failed, what = i + 1, blame(env, action, 0, 0)
             break
-    return Replay(torch.stack(qpos), reward, failed, what, departed)
+    return Replay(torch.stack(qpos), largest, reward, failed, what, departed)
 
 
 def load_model(dump: Dump) -> mujoco.MjModel:
@@ -71,9 +74,10 @@ def _world(dump: Dump) -> BranchedEnv:
         about, task = dump.about, make_task(dump.about["task"])
         env = one_world(task, load_model(dump), about["seed"], about["row"], about["max_value"])
         env.load_column(dump.start)
-        if not len(dump.action) or dump.control.shape != (len(dump.action), env.sim.nu):
-            raise ValueError("its actions and controls do not fit its model")
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        steps = len(dump.fingerprint)
+        if not steps or dump.action.shape != (steps, task.action_size) or dump.control.shape != (steps, env.sim.nu):
+            raise ValueError("its actions or controls have another size")
+    except (KeyError, IndexError, RuntimeError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SdpgError(
             f"the dump does not fit the task '{dump.about.get('task')}' of this version ({reason}); use those that it "
@@ -137,7 +141,7 @@ def film(dump: Dump, played: Replay, size: int) -> Iterator[np.ndarray]:
         assert rgb is not None
         picture = beside(rgb[0], [])
         last = i + 1 == played.failed
-        line = f"step {i + 1} of {len(dump.action)}   largest |qpos, qvel| after it: {dump.magnitude[i].item():.3g}"
+        line = f"step {i + 1} of {len(dump.action)}   largest |qpos, qvel| after it: {played.largest[i]:.3g}"
         yield from [_labelled(picture, [line, *(played.what if last else [])], last)] * (HOLD if last else 1)
 
 

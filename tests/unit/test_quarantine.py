@@ -49,7 +49,7 @@ class Springy(Endless):
 
     def scene(self) -> mujoco.MjSpec:
         spec = super().scene()
-        spec.joint("slide").stiffness = 6e4
+        spec.joint("slide").stiffness[0] = 5.4e4
         return spec
 
 
@@ -80,9 +80,9 @@ def test_every_worlds_past_can_be_played_again(tmp_path: Path) -> None:
         if t % 7 == 0:
             env.branch()
         step = env.step(_action(env, t))
-        if t in (0, 5, 33, 79):
+        if t in (5, 33, 79):
             for row in range(3):
-                for branch in range(5):
+                for branch in (0, 2, 4):
                     dump = watched._dump(row, branch)
                     assert dump is not None
                     steps, apart = len(dump.action), dump.about["apart"]
@@ -92,6 +92,8 @@ def test_every_worlds_past_can_be_played_again(tmp_path: Path) -> None:
                     torch.testing.assert_close(played.reward[-1], step.reward[row, branch].item())
                     seen |= {"shared, then apart"} if steps > apart > 0 else set()
                     seen |= {"copied within the segment"} if branch and 0 < apart < t % 7 + 1 <= steps else set()
+        step.terminated[2, 0] |= t == 20  # a row begins anew, an auxiliary becomes its nominal
+        step.terminated[1, 2] |= t == 31
         env.restart(step)
     assert env.episodes > 3 and len(seen) == 2
 
@@ -158,11 +160,11 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
 
 @pytest.mark.parametrize(
     ("max_value", "clause"),
-    [(1e5, r"qpos\[0\] is -?\d.*, beyond max-value 100000"), (1e30, "the engine says: .*unstable")],
+    [(1e5, r"qvel\[0\] is -?\d.*, beyond max-value 100000"), (1e30, "the engine says: .*unstable")],
 )
 def test_physics_that_blow_up_blow_up_again(max_value: float, clause: str, tmp_path: Path) -> None:
     """A finite but absurd state, and one that the engine itself gives up."""
-    cfg = tiny("test_quarantine:Springy", horizon=20, max_value=max_value)
+    cfg = tiny("test_quarantine:Springy", horizon=40, max_value=max_value)
     with pytest.raises(
         SdpgError, match=rf"\({clause}.*\); look at its actuators, contacts and timestep \(`sdpg replay .*bad"
     ):
@@ -171,7 +173,7 @@ def test_physics_that_blow_up_blow_up_again(max_value: float, clause: str, tmp_p
     dump = _dump_of(tmp_path / "run")
     played = replay(dump)
     assert (played.failed, played.departed, played.what) == (len(dump.action), None, dump.about["what"])
-    assert 3 < played.failed < 20
+    assert 3 < played.failed < 40
     shifts = played.qpos[:, 0].abs()
     assert (shifts[1:] > 2 * shifts[:-1]).all()  # it is the explosion that is shown
 
@@ -204,7 +206,7 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
 ) -> None:
     name = stranger("tired_task", TIRED)
     train(tiny(f"{name}:Tired", iterations=6, max_failed=1.0), tmp_path / "run")
-    path = next(path for path in sorted((tmp_path / "run" / "bad").iterdir()) if "00000002" in path.name)
+    path = min((tmp_path / "run" / "bad").iterdir())
     assert main(["replay", str(path)]) == 0
     out = capsys.readouterr().out
     assert "physics: as recorded, bit for bit\n" in out and "fails: reward term 'mood' is nan" in out
@@ -228,7 +230,7 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
 def test_the_film(stranger: Stranger, tmp_path: Path, capsys: Capture) -> None:
     name = stranger("tired_task_film", TIRED)
     train(tiny(f"{name}:Tired", iterations=3, max_failed=1.0), tmp_path / "run")
-    path = next(iter(sorted((tmp_path / "run" / "bad").iterdir())))
+    path = min((tmp_path / "run" / "bad").iterdir())
     out = tmp_path / "deep" / "bad.mp4"
     assert main(["replay", str(path), "--video", str(out), "--size", "96", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -237,7 +239,7 @@ def test_the_film(stranger: Stranger, tmp_path: Path, capsys: Capture) -> None:
     pictures = [torch.frombuffer(bytearray(frame), dtype=torch.uint8).view(96, 96, 3) for frame in reader]
     assert len(pictures) == facts["pictures"] == facts["steps"] + 9  # the last one stays
     red, green, _ = pictures[-1][2, 40].tolist()
-    assert red > 150 and green < 80 and pictures[0][2, 40, 0] < 150
+    assert red > 150 and green < 80 < pictures[0][2, 40, 1]
 
 
 # --- in a run
@@ -302,7 +304,7 @@ def test_starts_that_are_not_finite_spoil_nothing(stranger: Stranger, tmp_path: 
 
 @pytest.fixture
 def dump_file(tmp_path: Path) -> Path:
-    with pytest.raises(SdpgError, match="qpos"):
+    with pytest.raises(SdpgError, match="qvel"):
         train(tiny("test_quarantine:Springy", horizon=20), tmp_path / "made")
     return next((tmp_path / "made" / "bad").iterdir())
 
