@@ -164,7 +164,7 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
 )
 def test_physics_that_blow_up_blow_up_again(max_value: float, clause: str, tmp_path: Path) -> None:
     """A finite but absurd state, and one that the engine itself gives up."""
-    cfg = tiny("test_quarantine:Springy", horizon=40, max_value=max_value)
+    cfg = tiny("test_quarantine:Springy", horizon=40, max_value=max_value, max_failed=0.01)
     with pytest.raises(
         SdpgError, match=rf"\({clause}.*\); look at its actuators, contacts and timestep \(`sdpg replay .*bad"
     ):
