@@ -32,7 +32,7 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 
 STEPS = 50  # that a dump looks back on
-MAX_DUMPS = 10  # of a run, one an iteration at most: the first ones tell what is wrong
+MAX_DUMPS = 10  # of a run, one an iteration at most; the one that the run stops with comes on top
 FORMAT, VERSION = "sdpg-dump", 1
 FOLDER, SUFFIX = "bad", ".safetensors"
 
@@ -84,9 +84,9 @@ class Quarantine:
         self.dumps = [path for path in found if path.name.split("-")[0] <= f"{iteration:08}"]
         env.watch = self._watch
 
-    def write(self, iteration: int) -> list[str]:
+    def write(self, iteration: int, stops: bool = False) -> list[str]:
         """Write what was caught in this iteration; what was wrong, [] if nothing was. A full disk costs a warning."""
-        if self._caught is not None:
+        if self._caught is not None and (stops or len(self.dumps) < MAX_DUMPS):
             where = self._caught.about
             path = self._folder / f"{iteration:08}-{where['row']}-{where['branch']}{SUFFIX}"
             try:
@@ -106,16 +106,20 @@ class Quarantine:
             return
         row, branch = failed.nonzero()[0].tolist()
         self._what = blame(self._env, action, row, branch)
-        if len(self.dumps) < MAX_DUMPS:
-            self._caught = self._dump(row, branch)
+        self._caught = self._dump(row, branch)
+
+    @functools.cached_property
+    def _model(self) -> bytes:
+        """Of the engine; empty if it has none."""
+        model = getattr(self._env.sim, "model", None)
+        return model_bytes(model) if isinstance(model, mujoco.MjModel) else b""
 
     def _dump(self, row: int, branch: int) -> Dump | None:
         env = self._env
         apart = int(env.apart[row, branch])
         steps = min(len(self._history), int(env.clock[row]), max(STEPS, apart))
-        model = getattr(env.sim, "model", None)
-        if apart > steps or not isinstance(model, mujoco.MjModel):
-            return None  # nowhere to begin, or an engine without a model
+        if apart > steps or not self._model:
+            return None  # nowhere to begin, or nothing to begin with
         past = list(self._history)[-steps:]
         shared = steps - apart  # steps in which it was still its nominal
         column = [0] * shared + [branch] * apart
@@ -136,7 +140,7 @@ class Quarantine:
             control=torch.stack([moment.control[row, k] for moment, k in zip(past, column, strict=True)]),
             fingerprint=torch.stack([moment.fingerprint[row, k] for moment, k in zip(past, column, strict=True)]),
             end=env.column(branch)["sim.rows"][row].clone(),
-            model=model_bytes(model),
+            model=self._model,
         )
 
 

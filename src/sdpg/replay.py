@@ -6,6 +6,7 @@ observations are those of the task as it is now: after a mistake in it has been 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,5 +151,8 @@ def _labelled(picture: np.ndarray, lines: list[str], red: bool) -> np.ndarray:
     draw = ImageDraw.Draw(image)
     if red:
         draw.rectangle((0, 0, image.width - 1, image.height - 1), outline=(255, 0, 0), width=6)
-    draw.text((12, 12), "\n".join(lines), fill=(255, 255, 255), stroke_width=1, stroke_fill=(0, 0, 0))
+    text = "\n".join(part for line in lines for part in textwrap.wrap(line, 60))
+    box, size = (12, 12), image.width / 32  # 60 letters fit
+    draw.rectangle(draw.multiline_textbbox(box, text, font_size=size), fill=(0, 0, 0))
+    draw.multiline_text(box, text, fill=(255, 255, 255), font_size=size)
     return np.asarray(image)

@@ -119,7 +119,7 @@ class _Run:
             rollout = algo.collect(env)
         middle = time.perf_counter()
         failed = rollout.failed.float().mean().item()
-        what = self.quarantine.write(algo.iteration + 1)
+        what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed)
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
             self._log({}, rollout, failed, middle - start, 0.0)
             self._save(final=False)

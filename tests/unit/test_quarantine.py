@@ -255,6 +255,10 @@ def test_a_run_keeps_a_few_dumps_and_goes_on_although_all_fails(stranger: Strang
     files = sorted(path.name for path in (tmp_path / "run" / "bad").iterdir())
     assert files == [f"{i:08}-0-0.safetensors" for i in range(1, MAX_DUMPS + 1)]
     assert all(row["Loss/actor_skipped"] == row["Loss/critic_skipped"] == 0 for row in rows)
+    # The one that a run stops with is always there.
+    with pytest.raises(SdpgError, match=r"sdpg replay .*bad/00000013-0-0\.safetensors`"):
+        train(replace(cfg, iterations=20, max_failed=0.5), tmp_path / "run", resume=True)
+    assert log.read(tmp_path / "run")[-1]["Train/dumps"] == MAX_DUMPS + 1
 
 
 def test_a_disk_that_is_full_costs_a_warning(
