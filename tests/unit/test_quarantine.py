@@ -25,9 +25,11 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.quarantine import MAX_DUMPS, STEPS, Dump, Quarantine
 from sdpg.replay import replay
+from sdpg.rng import RowRng
+from sdpg.tasks.base import Task
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.train import train
-from sdpg.types import Memory, Physics
+from sdpg.types import Memory, Physics, Start, Terms
 
 Stranger = Callable[[str, str], str]
 Capture = pytest.CaptureFixture[str]
@@ -53,6 +55,21 @@ class Springy(Endless):
         return spec
 
 
+class Heavy(Block):
+    """Its mass differs from row to row, on which other constants depend; its reward needs a derived field."""
+
+    params = ("geom_friction", "body_mass")
+    reads = ("xpos",)
+
+    def start(self, rng: RowRng, n: int) -> Start:
+        start = super().start(rng, n)
+        mass = torch.cat((torch.zeros(n, 1), rng.uniform(0.5, 2.0, 1)), dim=-1).double()  # (n, bodies)
+        return replace(start, params={**start.params, "body_mass": mass})
+
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        return super().reward(x, memory, action) | {"height": x["xpos"][..., 1, 2].clone()}
+
+
 def _watched(env: BranchedEnv, task: str, folder: Path, horizon: int) -> Quarantine:
     def warn(message: str) -> None:
         raise AssertionError(message)
@@ -71,10 +88,11 @@ def _dump_of(run: Path) -> Dump:
 # --- what is remembered
 
 
-def test_every_worlds_past_can_be_played_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", [Block, Heavy])
+def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path) -> None:
     """Bit for bit, through branches, copies, restarts and segments; with contacts, memory, parameters and gusts."""
-    env = make_env(Block(), 3, 4, seed=5, threads=1)
-    watched = _watched(env, "test_env:Block", tmp_path, horizon=7)
+    env = make_env(task(), 3, 4, seed=5, threads=1)
+    watched = _watched(env, f"{task.__module__}:{task.__name__}", tmp_path, horizon=7)
     seen: set[str] = set()
     for t in range(80):
         if t % 7 == 0:
