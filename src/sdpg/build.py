@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import mujoco
+import numpy as np
 import torch
 
-from sdpg.env import BranchedEnv
+from sdpg.env import MAX_VALUE, BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
@@ -23,6 +24,13 @@ def compile_scene(task: Task) -> mujoco.MjModel:
     spec = task.scene()
     spec.option.timestep = task.timestep
     return spec.compile()
+
+
+def model_bytes(model: mujoco.MjModel) -> bytes:
+    """The compiled model, every bit of it, in MuJoCo's binary format."""
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer.tobytes()
 
 
 def default_threads() -> int:
@@ -43,7 +51,13 @@ def collecting(env: BranchedEnv) -> Iterator[None]:
 
 
 def make_env(
-    task: Task | str, num_nominal: int, num_auxiliary: int = 0, seed: int = 0, threads: int = 0, obs: str = "state"
+    task: Task | str,
+    num_nominal: int,
+    num_auxiliary: int = 0,
+    seed: int = 0,
+    threads: int = 0,
+    obs: str = "state",
+    max_value: float = MAX_VALUE,
 ) -> BranchedEnv:
     """N = num_nominal rows of K = 1 + num_auxiliary branches; threads = 0 takes every core.
 
@@ -61,7 +75,12 @@ def make_env(
     sim = CpuSim(model, worlds, threads, task.reads)
     cameras = {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
     eyes = make_eyes(model, cameras, num_nominal, threads) if cameras else None
-    return BranchedEnv(task, sim, num_nominal, seed, eyes=eyes)
+    return BranchedEnv(task, sim, num_nominal, seed, eyes=eyes, max_value=max_value)
+
+
+def one_world(task: Task, model: mujoco.MjModel, seed: int, row: int, max_value: float) -> BranchedEnv:
+    """The nominal world of one row, on a model that need not be the task's scene of today."""
+    return BranchedEnv(task, CpuSim(model, 1, 1, task.reads), 1, seed, first_row=row, max_value=max_value)
 
 
 def make_eyes(model: mujoco.MjModel, cameras: Mapping[str, Camera], num: int, threads: int) -> Eyes:

@@ -300,6 +300,45 @@ def view(argv: Argv) -> int:
     return 0
 
 
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayOptions:
+    """Play the last steps of a world that failed once more: `sdpg replay RUN/bad/DUMP --video out.mp4`."""
+
+    video: str | None = None
+    """Also write an mp4 of it."""
+    size: int = 480
+    """Side of its picture in pixels."""
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def replay(argv: Argv) -> int:
+    path, rest = positional(argv)
+    options = parse(ReplayOptions, rest, "sdpg replay DUMP")
+    if path is None:
+        raise SdpgError("which dump? sdpg replay DUMP (a file in the folder bad/ of a run)")
+    if not 64 <= options.size <= 2160:
+        raise SdpgError("size must be between 64 and 2160")
+    from sdpg import quarantine, video
+    from sdpg import replay as replaying
+
+    dump = quarantine.load(Path(path))
+    played = replaying.replay(dump)
+    facts = replaying.report(path, dump, played)
+    if options.video is not None:
+        pictures = replaying.film(dump, played, options.size)
+        facts["pictures"] = video.write_video(Path(options.video), pictures, replaying.FPS)
+        facts["file"] = options.video
+    if options.json:
+        _print_json(facts)
+    else:
+        print("\n".join(replaying.tell(facts)))
+    return 0 if facts["reproduced"] else 1
+
+
 # --- check, bench, doctor ---------------------------------------------------------------------------------------------
 
 
@@ -431,6 +470,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
     "view": (view, "watch a policy in the browser: sdpg view runs/cartpole/sdpg/DATE"),
+    "replay": (replay, "play a world that failed again: sdpg replay RUN/bad/DUMP --video out.mp4"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sdpg.algos.sdpg import SdpgCfg
+from sdpg.env import MAX_VALUE
 from sdpg.errors import SdpgError
 
 
@@ -34,7 +35,10 @@ class TrainCfg:
     """Iterations between checkpoints; the last iteration is always saved."""
     keep_checkpoints: int = 3
     max_failed: float = 0.05
-    """Share of world-steps that may be non-finite in an iteration before the run stops."""
+    """Share of world-steps that may fail (non-finite, exploded, refused by the engine) in an iteration before the run
+    stops."""
+    max_value: float = MAX_VALUE
+    """A world with a larger number in its positions, velocities, observations or reward has exploded: it fails."""
     memory_gb: float | None = None
     """Memory that the run may take, in GB; not given: what is free."""
     algo: SdpgCfg = field(default_factory=SdpgCfg)
@@ -53,6 +57,7 @@ class TrainCfg:
             "keep-checkpoints must be at least 1": self.keep_checkpoints >= 1,
             "memory-gb must be positive": self.memory_gb is None or self.memory_gb > 0,
             "max-failed must be between 0 and 1": 0 <= self.max_failed <= 1,
+            "max-value must be positive": self.max_value > 0,
             "algo.horizon must be at least 1": algo.horizon >= 1,
             "algo.gamma must be in (0, 1]": 0 < algo.gamma <= 1,
             "algo.lam must be in [0, 1]": 0 <= algo.lam <= 1,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from sdpg.tasks.base import Task
 from sdpg.types import Memory, Obs, Physics, Step
 
 WINDOW = 100  # finished nominal episodes that the running averages look back on
+MAX_VALUE = 1e5  # no part of a robot is 100 km away, turns 100,000 radians a second or earns that much in a step
+
+Watch = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], None]
+"""Told of every step: `column(0)` before it, action (N, K, A), controls (N, K, nu), failed (N, K)."""
 
 
 class BranchedEnv:
@@ -31,9 +35,18 @@ class BranchedEnv:
     """
 
     def __init__(
-        self, task: Task, sim: Simulator, num_nominal: int, seed: int = 0, first_row: int = 0, eyes: Eyes | None = None
+        self,
+        task: Task,
+        sim: Simulator,
+        num_nominal: int,
+        seed: int = 0,
+        first_row: int = 0,
+        eyes: Eyes | None = None,
+        max_value: float = MAX_VALUE,
     ):
-        self.task, self.sim, self.eyes = task, sim, eyes
+        self.task, self.sim, self.eyes, self.seed = task, sim, eyes, seed
+        self.max_value = max_value  # a world with a larger number in its state, observation or reward has failed
+        self.watch: Watch | None = None
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
         self.device = sim.device
         self._worlds = torch.arange(sim.num_worlds, device=self.device).view(self.grid)  # (N, K) flat ids, only here
@@ -42,6 +55,7 @@ class BranchedEnv:
         self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
         self._memory: Memory = {}
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
+        self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
         self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.episodes = 0  # nominal episodes finished so far
@@ -57,6 +71,11 @@ class BranchedEnv:
     def clock(self) -> Tensor:
         """(N,) control steps into the episode."""
         return self._clock
+
+    @property
+    def apart(self) -> Tensor:
+        """(N, K) control steps since a branch was last its nominal; 0 for the nominals themselves."""
+        return self._apart
 
     @property
     def memory(self) -> Memory:
@@ -83,12 +102,18 @@ class BranchedEnv:
         """Column 0 -> columns 1..M, all rows."""
         self._branch(torch.arange(self.num_nominal, device=self.device))
 
-    def step(self, action: Tensor) -> Step:
-        """(N, K, A) in [-1, 1]. Rewards and terminations are of the state after the step and of the action."""
+    def step(self, action: Tensor, ctrl: Tensor | None = None) -> Step:
+        """(N, K, A) in [-1, 1]. Rewards and terminations are of the state after the step and of the action.
+
+        `ctrl` (N, K, nu): apply these controls, and not what the task makes of the action.
+        """
         task, memory = self.task, self._memory
-        ctrl = task.control(self.physics(), memory, action)  # (N, K, nu)
+        before = self.column(0) if self.watch is not None else {}
+        if ctrl is None:
+            ctrl = task.control(self.physics(), memory, action)
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
         self._clock += 1
+        self._apart[:, 1:] += 1
         self._seen = False
         x = self.physics()
         self.terms = task.reward(x, memory, action)  # kept for the logs
@@ -96,9 +121,13 @@ class BranchedEnv:
         reward = functools.reduce(torch.add, self.terms.values())
         terminated = task.terminated(x, memory)
         self._memory = task.advance(x, memory, action, self._step_rng)
-        state = self._own(task.observe(x, self._memory)["state"])
-        # A sum is non-finite if any of its numbers is: cheap reductions in place of a test of each number.
-        failed = failed | ~torch.isfinite(reward + state.sum(-1) + x.qpos.sum(-1) + x.qvel.sum(-1))
+        views = task.observe(x, self._memory)
+        state = self._own(views["state"])
+        numbers = [torch.cat((x.qpos, x.qvel), dim=-1), *(view for view in views.values() if view.is_floating_point())]
+        # A maximum with NaN in it is NaN, which is not below any bound.
+        failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
+        if self.watch is not None:
+            self.watch(before, action, ctrl, failed)
         if failed.any():
             reward = torch.where(failed, 0.0, reward)
             state = torch.where(failed[..., None], 0.0, state)
@@ -119,6 +148,7 @@ class BranchedEnv:
             row = copied.nonzero()[:, 0]
             self.sim.copy(self._worlds[row, 0], dst)
             self._memory = {name: _masked_copy(values, copied) for name, values in self._memory.items()}
+            self._apart[copied] = 0
         if row_done.any():
             rows = row_done.nonzero()[:, 0]
             self._finish(rows)
@@ -131,6 +161,25 @@ class BranchedEnv:
             return float("nan"), float("nan")
         returns, lengths = zip(*self._finished, strict=True)
         return sum(returns) / len(returns), sum(lengths) / len(lengths)
+
+    def column(self, branch: int) -> dict[str, Tensor]:
+        """What decides how the worlds of a column go on, given their actions: name -> (N, ...)."""
+        mine = {"clock": self._clock.clone(), "step_rng": self._step_rng.counter.clone()}
+        memory = {f"memory.{name}": values[:, branch].clone() for name, values in self._memory.items()}
+        sim = self.sim.state_dict(self._worlds[:, branch])
+        return mine | memory | {f"sim.{name}": values for name, values in sim.items()}
+
+    def load_column(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse, for a grid with K = 1."""
+        self._clock.copy_(state["clock"])
+        self._step_rng.counter.copy_(state["step_rng"])
+        self._memory = {name: state[f"memory.{name}"][:, None] for name in self._memory}
+        self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
+        self._seen = False
+
+    def complaint(self, row: int, branch: int) -> str:
+        """What the engine said of a world in the last step; "" if nothing."""
+        return self.sim.complaint(int(self._worlds[row, branch]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that decides how the environment goes on."""
@@ -195,6 +244,7 @@ class BranchedEnv:
         self._branch(rows)
 
     def _branch(self, rows: Tensor) -> None:
+        self._apart[rows] = 0
         if self.num_branches == 1:
             return
         dst = self._worlds[rows, 1:]  # (n, M)
@@ -209,6 +259,11 @@ class BranchedEnv:
         pairs = zip(self._episode_return[rows].tolist(), self._clock[rows].tolist(), strict=True)
         self._finished.extend(pairs)
         self.episodes += len(rows)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """(N, K, ...) -> (N, K): the largest absolute number of a world, NaN if there is one."""
+    return values.reshape(*values.shape[:2], -1).abs().amax(-1)
 
 
 def _masked_copy(values: Tensor, copied: Tensor) -> Tensor:

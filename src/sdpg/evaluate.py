@@ -34,7 +34,7 @@ def evaluate(
     cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), episodes, 0, seed, threads, cfg.obs)
+    env = make_env(make_task(cfg.task), episodes, 0, seed, threads, cfg.obs, cfg.max_value)
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     restore(saved, algo, None)
     start = time.perf_counter()
@@ -67,7 +67,8 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
         returns += torch.where(alive, step.reward[:, 0], 0.0)
         lengths += alive
         for name, term in env.terms.items():
-            sums[name] = sums.get(name, 0.0) + torch.where(alive, term[:, 0], 0.0).sum().item()
+            counted = alive & ~step.failed[:, 0]
+            sums[name] = sums.get(name, 0.0) + torch.where(counted, term[:, 0], 0.0).sum().item()
         fallen |= alive & step.terminated[:, 0]
         failed |= alive & step.failed[:, 0]
         alive &= ~(step.terminated | step.truncated)[:, 0]

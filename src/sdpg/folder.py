@@ -29,6 +29,7 @@ import torch
 
 import sdpg
 from sdpg import checkpoint
+from sdpg.build import model_bytes
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -192,7 +193,17 @@ def read_config(run: Path) -> dict[str, Any]:
 
 # What may differ when a run goes on; anything else would make it another run.
 RESUMABLE = frozenset(
-    {"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed", "memory_gb"}
+    {
+        "iterations",
+        "minutes",
+        "threads",
+        "device",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "max_failed",
+        "max_value",
+        "memory_gb",
+    }
 )
 
 
@@ -275,6 +286,4 @@ def _model_hash(env: BranchedEnv) -> str:
     model = getattr(env.sim, "model", None)
     if not isinstance(model, mujoco.MjModel):
         return ""
-    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, buffer)
-    return hashlib.sha256(buffer.tobytes()).hexdigest()
+    return hashlib.sha256(model_bytes(model)).hexdigest()

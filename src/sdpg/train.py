@@ -21,9 +21,10 @@ from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.folder import RunFolder, State, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there
+from sdpg.folder import RunFolder, State, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
 from sdpg.log import RunLog
 from sdpg.plan import make_plan, resident_bytes
+from sdpg.quarantine import Quarantine
 from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
 
@@ -63,7 +64,7 @@ def train(
     report("plan", plan.facts())
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
+    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs, cfg.max_value)
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     earlier = 0.0  # seconds of other sessions
     if saved is not None:
@@ -85,6 +86,8 @@ class _Run:
         self.saved_at = algo.iteration
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
+        about = {"task": cfg.task, "versions": versions()}
+        self.quarantine = Quarantine(env, folder.path, about, cfg.algo.horizon, algo.iteration, self.warn)
         try:
             self.log = RunLog(folder.path, self.warn, resume_at=algo.iteration if algo.iteration else None)
         except OSError as error:
@@ -134,10 +137,11 @@ class _Run:
             rollout = algo.collect(env)
         middle = time.perf_counter()
         failed = rollout.failed.float().mean().item()
+        what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed)
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
             self._log({}, rollout, failed, middle - start, 0.0)
             self._save()
-            raise SdpgError(self._failure(rollout, failed))
+            raise SdpgError(self._failure(what[0], failed))
         metrics = algo.update(rollout, cfg.iterations)
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
@@ -153,6 +157,7 @@ class _Run:
         iteration = self.algo.iteration + (not metrics)  # an iteration that was given up has its row too
         worlds, steps = rollout.reward[0].numel(), rollout.reward.shape[0]  # N K, T
         mean_return, mean_length = env.mean_episode()
+        sound = ~rollout.failed[-1, :, 0]  # (N,)
         self.row = {
             "iteration": iteration,
             "seconds": self.clock(),
@@ -163,7 +168,10 @@ class _Run:
             "Train/env_steps": iteration * worlds * steps,
             "Train/images": iteration * steps * cfg.num_nominal * (len(env.eyes.cameras) if env.eyes else 0),
             "Train/failed": failed,
-            **{f"Episode_Reward/{name}": term[:, 0].mean().item() for name, term in env.terms.items()},
+            "Train/failed_nominal": int(rollout.failed[:, :, 0].sum()),
+            "Train/failed_auxiliary": int(rollout.failed[:, :, 1:].sum()),
+            "Train/dumps": len(self.quarantine.dumps),
+            **{f"Episode_Reward/{name}": term[sound, 0].mean().item() for name, term in env.terms.items()},
             **metrics,
             "Perf/total_fps": worlds * steps / max(collecting + updating, 1e-9),
             "Perf/collect_seconds": collecting,
@@ -211,13 +219,21 @@ class _Run:
         if trouble is not None:
             raise SdpgError(f"{trouble}; older checkpoints are untouched; free some space and --resume")
 
-    def _failure(self, rollout: Rollout, failed: float) -> str:
-        bad = [name for name, term in self.env.terms.items() if not torch.isfinite(term).all()]
-        where = f"reward term '{bad[0]}' is NaN or infinite" if bad else "the physics diverged"
-        fix = "mend that term" if bad else "look at its actuators, contacts and timestep"
+    def _failure(self, what: str, failed: float) -> str:
+        """The sentence that a run ends with; `what` was wrong first."""
+        task, dumps = self.cfg.task, self.quarantine.dumps
+        fixes = {
+            "reward term": "mend that term",
+            "the reward": "scale its terms down",
+            "observation": "mend that observation",
+            "action": "look at start() and the observations, from which the policy made it",
+        }
+        physics = "look at its actuators, contacts and timestep"
+        fix = next((fix for kind, fix in fixes.items() if what.startswith(kind)), physics)
+        look = f"`sdpg replay {dumps[-1]}` shows how it came about" if dumps else f"`sdpg check {task}` looks closer"
         return (
-            f"task '{self.cfg.task}': {100 * failed:.0f} % of its world-steps gave a non-finite reward or state "
-            f"({where}); {fix} (`sdpg check {self.cfg.task}` looks closer), or allow more by --max-failed"
+            f"task '{task}': {100 * failed:.0f} % of its world-steps gave a non-finite or exploded reward or state "
+            f"({what}); {fix} ({look}), or allow more by --max-failed"
         )
 
     def _summary(self, reason: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Step:
     reward: Tensor  # (N, K)
     terminated: Tensor  # (N, K) bool: no bootstrapping beyond
     truncated: Tensor  # (N, K) bool: time limit, bootstraps from `state`
-    failed: Tensor  # (N, K) bool: non-finite or refused by the engine; terminated too, reward 0
+    failed: Tensor  # (N, K) bool: non-finite, exploded or refused by the engine; terminated too, reward 0
     state: Tensor  # (N, K, D) after the step and before the restart
 
 

@@ -65,7 +65,9 @@ def test_help_names_every_verb(capsys: Capture) -> None:
     for argv in ([], ["--help"], ["-h"]):
         assert main(argv) == 0
         out = capsys.readouterr().out
-        assert all(verb in out for verb in ("tasks", "train", "eval", "play", "view", "check", "bench", "doctor"))
+        assert all(
+            verb in out for verb in ("tasks", "train", "eval", "play", "view", "replay", "check", "bench", "doctor")
+        )
     assert main(["--version"]) == 0
 
 
@@ -74,7 +76,7 @@ def test_help_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", script], env=subprocess_env(), check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "play", "view", "check", "bench", "doctor"])
+@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "play", "view", "replay", "check", "bench", "doctor"])
 def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
     assert main([verb, "--help"]) == 0
     assert verb in capsys.readouterr().out
@@ -337,7 +339,7 @@ def test_bad_tasks(stranger: Callable[[str, str], str], capsys: Capture) -> None
 def test_a_nan_reward(stranger: Callable[[str, str], str], capsys: Capture, tmp_path: Path) -> None:
     name = stranger("nan_task_cli", NAN_TASK)
     err = _refused(capsys, "train", f"{name}:Broken", *TINY, "--quiet", "--run", "run")
-    assert "reward term 'speed' is NaN" in err
+    assert "reward term 'speed' is nan" in err and "sdpg replay run/bad/00000001-0-0.safetensors" in err
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
 
 

@@ -284,6 +284,26 @@ def test_a_failed_world_is_reported_not_raised_and_the_others_go_on(sim: Simulat
     assert reported.tolist() == [False, False, True, False, False, False]
 
 
+def test_the_engine_says_what_is_wrong(sim: Simulator) -> None:
+    """complaint(): "What the engine said of a world that the last `step` reported; "" if it did not." """
+    _poison(sim, 2)
+    assert sim.step(_ctrl(sim, 0), 2)[2]
+    said = [sim.complaint(world) for world in range(E)]
+    assert said[2] and "\n" not in said[2] and not any(said[:2] + said[3:])
+    _start(sim, torch.tensor([2]))
+    sim.step(_ctrl(sim, 1), 2)
+    assert sim.complaint(2) == ""
+
+
+def test_the_state_of_some_worlds_is_their_part_of_the_state_of_all(sim: Simulator) -> None:
+    _run(sim, 5)
+    some, everyone = sim.state_dict(torch.tensor([4, 1])), sim.state_dict()
+    assert some.keys() == everyone.keys() and "rows" in some
+    assert all(torch.equal(values, everyone[name][[4, 1]]) for name, values in some.items())
+    _run(sim, 1)
+    assert not torch.equal(everyone["rows"], sim.state_dict()["rows"])  # what was given out stays
+
+
 @pytest.mark.parametrize("mend", ["write", "copy"])
 def test_a_failed_world_is_mended(sim: Simulator, mend: str) -> None:
     """6. "its next `write` or `copy` mends it." """

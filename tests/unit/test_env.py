@@ -238,6 +238,56 @@ def test_a_reward_that_is_not_finite_is_a_failed_world() -> None:
     assert not env.step(torch.zeros(2, 3, 1)).failed.any()
 
 
+class _Loud(ToyTask):
+    """A large action makes the state large in row 0, the reward in row 1, a source beside the state in row 2."""
+
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        size = torch.tensor([0.0, 1e3, 0.0])[:, None]
+        return {"r": size * action[..., 0]}
+
+    def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
+        return {"heard": torch.tensor([0.0, 0.0, 1e3])[:, None, None] * action}
+
+    def start(self, rng: RowRng, n: int) -> Start:
+        return Start(torch.zeros(n, 2), torch.zeros(n, 0), {"heard": torch.zeros(n, 1)})
+
+    def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
+        return torch.tensor([1e6, 0.0, 0.0])[:, None, None] * action
+
+    def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
+        return {"state": x.qpos.clone(), "heard": memory["heard"]}
+
+
+@pytest.mark.parametrize("action", [0.5, torch.inf, -torch.inf, torch.nan])
+def test_a_world_that_explodes_is_a_failed_world(action: float) -> None:
+    """A finite number beyond the bound counts as one that is not finite, whatever its sign."""
+    task = _Loud()
+    env = BranchedEnv(task, task.sim(9), 3, max_value=100.0)
+    actions = torch.zeros(3, 3, 1)
+    actions[:, 1] = action
+    step = env.step(actions)
+    assert step.failed.tolist() == [[False, True, False]] * 3
+    assert (step.reward[:, 1] == 0).all() and (step.state[:, 1] == 0).all() and step.terminated[:, 1].all()
+    env.restart(step)
+    assert not env.step(torch.full((3, 3, 1), 1e-5)).failed.any()
+
+
+def test_steps_apart_count_from_the_last_time_a_branch_was_its_nominal() -> None:
+    env = _block_env(n=2, m=2)
+    for t in range(3):
+        step = env.step(torch.zeros(2, 3, 1))
+        if t == 1:
+            step.terminated[0, 1] = True
+        env.restart(step)
+    assert env.apart.tolist() == [[0, 1, 3], [0, 3, 3]]
+    step = env.step(torch.zeros(2, 3, 1))
+    step.terminated[1, 0] = True
+    env.restart(step)
+    assert env.apart.tolist() == [[0, 2, 4], [0, 0, 0]]
+    env.branch()
+    assert not env.apart.any()
+
+
 @pytest.mark.parametrize("column", [0, 2])
 def test_a_world_that_the_engine_gives_up_is_mended(column: int) -> None:
     env = _block_env()

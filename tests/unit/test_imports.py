@@ -15,22 +15,8 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    {
-        "build",
-        "checkpoint",
-        "log",
-        "folder",
-        "plan",
-        "train",
-        "evaluate",
-        "bench",
-        "check",
-        "doctor",
-        "options",
-        "video",
-        "view",
-        "display",
-    },
+    set("build checkpoint log folder plan quarantine train evaluate bench check doctor".split())
+    | set("options video view replay display".split()),
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]

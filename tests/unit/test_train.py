@@ -168,9 +168,13 @@ def test_minutes_count_all_sessions(tmp_path: Path) -> None:
 
 def test_a_nan_reward_stops_the_run_and_names_the_term(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
     name = stranger("nan_task_train", NAN_TASK)
-    with pytest.raises(SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed'"):
+    with pytest.raises(
+        SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); mend .*`sdpg replay "
+    ):
         train.train(tiny(f"{name}:Broken"), tmp_path / "run")
-    assert [row["Train/failed"] for row in log.read(tmp_path / "run")] == [1.0]
+    row, *others = log.read(tmp_path / "run")
+    assert not others and row["Train/failed"] == 1.0 and row["Train/dumps"] == 1
+    assert (row["Train/failed_nominal"], row["Train/failed_auxiliary"]) == (6 * 3, 6 * 3 * 2)
 
 
 LATE_NAN = (

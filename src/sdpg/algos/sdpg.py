@@ -261,10 +261,13 @@ class Sdpg(Algorithm):
         metrics = self._update_actor(rollout, returns, good, total, generator)
         metrics |= self._update_temperature(rollout)
         metrics |= self._update_critic(rollout, target, good, total, generator)
-        self.normalizers["state"].update(rollout.state)
+        # A step may fail because of what it began with: such a state would stay in the statistics for ever.
+        sound = ~rollout.failed  # (T, N, K)
+        self.normalizers["state"].update(rollout.state if good is None else rollout.state[sound])
         for name in self.sources:
             if name != "state" and name in self.normalizers:
-                self.normalizers[name].update(rollout.sources[name])
+                view = rollout.sources[name]  # (T, N, ...)
+                self.normalizers[name].update(view if good is None else view[sound[..., 0]])
         self.iteration += 1
         return metrics
 
@@ -299,7 +302,9 @@ class Sdpg(Algorithm):
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
-        samples, temperature = len(mean), self.log_temperature.exp().item() if cfg.entropy else 0.0
+        # What a nominal saw before it failed may not be finite.
+        kept = torch.arange(len(mean)) if good is None else (~rollout.failed[..., 0]).flatten().nonzero()[:, 0]
+        samples, temperature = len(kept), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses, norms, skipped = [], [], 0
 
         def parts(pick: Tensor) -> Iterator[Tensor]:
@@ -314,17 +319,18 @@ class Sdpg(Algorithm):
                 losses.append(loss.item() / cfg.regression_steps)
                 yield loss
 
-        for _ in range(cfg.regression_steps):
-            pick = torch.arange(samples)
+        for _ in range(cfg.regression_steps if samples else 0):
+            pick = kept
             if cfg.regression_fraction < 1.0:
-                pick = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
+                part = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
+                pick = kept[part]
             norm = clipped_step(self.actor_optimizer, parts(pick), lr, cfg.max_grad_norm)
             skipped += not math.isfinite(norm)
             norms.append(norm)
         std = rollout.log_std.exp()
         return {
             "Loss/actor": sum(losses),
-            "Loss/actor_grad_norm": sum(norms) / len(norms),
+            "Loss/actor_grad_norm": sum(norms) / max(1, len(norms)),
             "Loss/actor_lr": lr,
             "Loss/actor_skipped": float(skipped),
             "Policy/mean_std": std.mean().item(),
@@ -333,12 +339,13 @@ class Sdpg(Algorithm):
         }
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
-        cfg = self.cfg
+        cfg, norm = self.cfg, 0.0
         if cfg.auto_temperature and cfg.entropy:
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
             loss = self.log_temperature.exp() * excess
-            clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf)
-        return {"Policy/temperature": self.log_temperature.exp().item()}
+            norm = clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf)
+        skipped = float(not math.isfinite(norm))
+        return {"Policy/temperature": self.log_temperature.exp().item(), "Loss/temperature_skipped": skipped}
 
     def _update_critic(
         self, rollout: Rollout, target: Tensor, good: Tensor | None, total: int, generator: torch.Generator
@@ -352,7 +359,7 @@ class Sdpg(Algorithm):
         if cfg.critic_schedule == "linear":
             lr = linear_lr(self.iteration, total, lr, 0.1 * lr)
         losses, norms, skipped = [], [], 0
-        for _ in range(cfg.critic_passes):
+        for _ in range(cfg.critic_passes if len(target) else 0):
             order = torch.randperm(len(target), generator=generator)
             for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
                 loss = F.mse_loss(self.critic(x), y)

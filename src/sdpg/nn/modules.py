@@ -56,6 +56,8 @@ class Normalizer(nn.Module):
         """x (..., D): every leading element is one sample."""
         x = x.reshape(-1, x.shape[-1])
         count = x.shape[0]
+        if not count:  # the mean of nothing is NaN
+            return
         var, mean = torch.var_mean(x, dim=0, correction=0)  # float32 sums in a tree: exact enough, and fast
         var, mean = var.double(), mean.double()
         total = self.count + count

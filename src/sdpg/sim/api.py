@@ -55,8 +55,13 @@ class Simulator(Protocol):
         """Per-world values (E, ...) of a model field: a copy, to look at."""
         ...
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on exactly from here."""
+    def complaint(self, world: int) -> str:
+        """What the engine said of a world that the last `step` reported; "" if it did not."""
+        ...
+
+    def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
+        """Everything needed to go on exactly from here, of all worlds or of `worlds` (n,): name -> (n, ...), with the
+        integration state as "rows"."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...

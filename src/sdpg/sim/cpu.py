@@ -49,7 +49,8 @@ class CpuSim:
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
         self._bound = {"qpos": self._qpos, "qvel": self._qvel} | {name: self._batch.bind(name) for name in reads}
         self._fields = {name: torch.zeros(array.shape, dtype=torch.float32) for name, array in self._bound.items()}
-        self._warnings = self._batch.warning[..., 1].sum(axis=1)  # (E,) counts seen so far
+        self._warnings = self._batch.warning[..., 1].copy()  # (E, kinds of warning) counts seen so far
+        self._warned = np.zeros_like(self._warnings, bool)  # (E, kinds of warning) raised in the last step
         self._forward(None)
 
     @property
@@ -64,10 +65,9 @@ class CpuSim:
         except SimulationError as error:
             failed[error.ids] = True
         self._refresh(None)
-        warnings = self._batch.warning[..., 1].sum(axis=1)
-        failed |= warnings != self._warnings
-        self._warnings = warnings
-        return torch.from_numpy(failed)
+        warnings = self._batch.warning[..., 1].copy()
+        self._warned, self._warnings = warnings != self._warnings, warnings
+        return torch.from_numpy(failed | self._warned.any(axis=1))
 
     def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         ids = worlds.numpy()
@@ -89,11 +89,17 @@ class CpuSim:
     def params(self, field: str) -> Tensor:
         return torch.from_numpy(self._batch.expand(field).copy())
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def complaint(self, world: int) -> str:
+        last, kinds = self._batch.warning[world, :, 0], np.flatnonzero(self._warned[world])
+        said = [self._batch.error(world), *(mujoco.mju_warningText(int(kind), int(last[kind])) for kind in kinds)]
+        return "; ".join(" ".join(text.split()) for text in said if text)
+
+    def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
+        ids = np.arange(self.num_worlds) if worlds is None else worlds.numpy()
         # Fields are saved, not recomputed: a forward pass may move the warm start.
-        fields = {f"fields.{name}": values.clone() for name, values in self._fields.items()}
-        params = {f"params.{name}": torch.from_numpy(values.copy()) for name, values in self._expanded().items()}
-        return {"rows": torch.from_numpy(self._batch.state.copy())} | fields | params
+        fields = {f"fields.{name}": torch.from_numpy(values.numpy()[ids]) for name, values in self._fields.items()}
+        params = {f"params.{name}": torch.from_numpy(values[ids]) for name, values in self._expanded().items()}
+        return {"rows": torch.from_numpy(self._batch.state[ids])} | fields | params
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         everyone = np.arange(self.num_worlds)

@@ -74,8 +74,12 @@ class ToySim:
     def params(self, field: str) -> Tensor:
         return self._params[field].clone()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"rows": self._rows.clone()} | {name: values.clone() for name, values in self._params.items()}
+    def complaint(self, world: int) -> str:
+        return "" if torch.isfinite(self._rows[world]).all() else "the state is not finite"
+
+    def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
+        ids = torch.arange(self.num_worlds) if worlds is None else worlds
+        return {"rows": self._rows[ids]} | {name: values[ids] for name, values in self._params.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._rows.copy_(state["rows"])
