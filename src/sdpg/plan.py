@@ -18,6 +18,7 @@ from sdpg.build import compile_scene
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import picture_cost
+from sdpg.quarantine import STEPS
 from sdpg.render.api import View
 from sdpg.render.choose import choose
 from sdpg.tasks.base import Task, make_task
@@ -94,7 +95,9 @@ def make_plan(cfg: TrainCfg) -> Plan:
         "networks": 4 * 8 * parameters,
         "passes through the networks": activations * samples,
     }
-    per_nominal = {"physics": k * rows, "segment": k * t * rollout, "images": images}
+    # What the quarantine remembers: the nominals' rows; actions, controls and a fingerprint of every branch.
+    memory = max(STEPS, t) * (rows + k * (4 * (task.action_size + model.nu) + 8))
+    per_nominal = {"physics": k * rows, "segment": k * t * rollout, "history": memory, "images": images}
     return Plan(fixed, per_nominal, cfg.num_nominal, _limit(cfg.memory_gb))
 
 
