@@ -83,6 +83,7 @@ def tasks(argv: Argv) -> int:
 # What may differ when a run goes on; anything else would make it another run.
 RESUMABLE = frozenset(
     {"iterations", "minutes", "threads", "device", "checkpoint_every", "keep_checkpoints", "max_failed"}
+    | {"track", "track_project"}
 )
 
 
@@ -263,6 +264,40 @@ def play(argv: Argv) -> int:
     return 0
 
 
+# --- runs, compare ----------------------------------------------------------------------------------------------------
+
+
+def runs(argv: Argv) -> int:
+    from sdpg import runs as folders
+    from sdpg.display import print_table
+
+    given, rest = positional(argv)
+    options = parse(folders.Options, rest, "sdpg runs")
+    root = given or "runs"
+    found = folders.find(Path(root))
+    if options.json:
+        _print_json([dataclasses.asdict(run) for run in found])
+    elif found:
+        print_table(folders.HEADER, folders.table(found), folders.NUMBERS)
+    else:
+        print(f"no runs below '{root}'")
+    return 0
+
+
+def compare(argv: Argv) -> int:
+    from sdpg import compare as comparison
+    from sdpg.display import print_table
+
+    options = parse(comparison.Options, argv, "sdpg compare")
+    result = comparison.compare(options, RESUMABLE)
+    if options.json:
+        _print_json(result)
+    else:
+        print_table(comparison.HEADER, comparison.table(result["runs"]), range(2, len(comparison.HEADER)))
+        print(f"{result['metric']} in {result['png']} and {result['html']}")
+    return 0
+
+
 # --- check, bench, doctor ---------------------------------------------------------------------------------------------
 
 
@@ -393,6 +428,8 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "train": (train, "train a policy: sdpg train cartpole"),
     "eval": (evaluate, "evaluate a run: sdpg eval runs/cartpole/sdpg/DATE"),
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
+    "runs": (runs, "list runs and their state: sdpg runs"),
+    "compare": (compare, "curves of runs in one figure and one page: sdpg compare RUN RUN ..."),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),

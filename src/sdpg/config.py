@@ -35,6 +35,10 @@ class TrainCfg:
     keep_checkpoints: int = 3
     max_failed: float = 0.05
     """Share of world-steps that may be non-finite in an iteration before the run stops."""
+    track: Literal["none", "wandb", "trackio"] = "none"
+    """Also log to this tracker; pip install 'sdpg[wandb]' or 'sdpg[trackio]'."""
+    track_project: str = "sdpg"
+    """Its project."""
     algo: SdpgCfg = field(default_factory=SdpgCfg)
 
     def validate(self) -> None:
@@ -50,6 +54,7 @@ class TrainCfg:
             "checkpoint-every must be at least 1": self.checkpoint_every >= 1,
             "keep-checkpoints must be at least 1": self.keep_checkpoints >= 1,
             "max-failed must be between 0 and 1": 0 <= self.max_failed <= 1,
+            "track-project must not be empty": bool(self.track_project.strip()),
             "algo.horizon must be at least 1": algo.horizon >= 1,
             "algo.gamma must be in (0, 1]": 0 < algo.gamma <= 1,
             "algo.lam must be in [0, 1]": 0 <= algo.lam <= 1,

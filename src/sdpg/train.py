@@ -24,17 +24,16 @@ import numpy as np
 import torch
 
 import sdpg
-from sdpg import checkpoint
+from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.log import RunLog
+from sdpg.runs import CONFIG, read_config
 from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
-
-CONFIG = "config.json"
 
 Report = Callable[[str, Mapping[str, Any]], None]
 """(what, facts): "start", "iteration" (the row of metrics.jsonl), "saved", "warning" (its "message"), "end"."""
@@ -57,6 +56,7 @@ def train(
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=cfg.iterations))
     if cfg.device == "cuda":
         raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
+    track.require(cfg.track)
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     threads = cfg.threads or default_threads()
     torch.set_num_threads(threads)
@@ -83,7 +83,8 @@ class _Run:
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         try:
-            self.log = RunLog(folder, self.warn, resume_at=algo.iteration if algo.iteration else None)
+            resume_at = algo.iteration if algo.iteration else None
+            self.log = RunLog(folder, self.warn, resume_at, track.open_trackers(cfg, folder, self.warn))
         except OSError as error:
             raise _cant_write(folder, error) from error
 
@@ -262,21 +263,6 @@ def _cant_write(folder: Path, error: OSError) -> SdpgError:
     return SdpgError(
         f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
     )
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a run folder."""
-    if not run.is_dir():
-        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
-    try:
-        config = json.loads((run / CONFIG).read_bytes())
-        if not isinstance(config["cfg"], dict):
-            raise ValueError("no 'cfg' in it")
-    except FileNotFoundError:
-        raise SdpgError(f"'{run}' is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SdpgError(f"'{run / CONFIG}' can't be read: {error}; give another run") from error
-    return config
 
 
 def cfg_from_dict(values: Mapping[str, Any]) -> TrainCfg:

@@ -73,7 +73,7 @@ def test_help_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", script], env=subprocess_env(), check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "check", "bench", "doctor"])
+@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "runs", "compare", "check", "bench", "doctor"])
 def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
     assert main([verb, "--help"]) == 0
     assert verb in capsys.readouterr().out

@@ -15,7 +15,8 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options", "video", "display"},
+    {"build", "checkpoint", "log", "train", "evaluate", "bench", "check", "doctor", "options", "video", "display"}
+    | {"runs", "curves", "compare", "track"},
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]
