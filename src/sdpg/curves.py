@@ -23,7 +23,6 @@ AXES: dict[str, tuple[str, float]] = {
     "images": ("Train/images", 1),
     "minutes": ("seconds", 1 / 60),
 }
-GRID = 300  # points of a mean over runs
 STYLES = ("-", "--", ":", "-.")  # ten colours each
 
 
@@ -103,8 +102,8 @@ def mean(lines: Sequence[Line]) -> Line:
     lines = [line for line in lines if len(line.x)] or lines[:1]
     if len(lines) == 1:
         return lines[0]
-    grid = np.linspace(min(line.x[0] for line in lines), max(line.x[-1] for line in lines), GRID)
-    values = np.stack([np.interp(grid, line.x, line.y, left=np.nan, right=np.nan) for line in lines])  # (runs, GRID)
+    grid = np.unique(np.concatenate([line.x for line in lines]))  # every x of any of them
+    values = np.stack([np.interp(grid, line.x, line.y, left=np.nan, right=np.nan) for line in lines])  # (runs, grid)
     there = np.ma.masked_invalid(values)
     middle, low, high = (np.ma.filled(x, np.nan) for x in (there.mean(0), there.min(0), there.max(0)))
     return Line(lines[0].label, grid, middle, low, high)

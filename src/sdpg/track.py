@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import re
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 
 TRACK = "track.json"  # in the run folder: under which id a run is known to trackers, and how far they have its rows
+
+PATIENCE = 30.0  # seconds for a server's first answer
 
 Warn = Callable[[str], None]
 
@@ -35,7 +39,8 @@ def open_trackers(cfg: TrainCfg, folder: Path, warn: Warn) -> list[log.Sink]:
     try:
         name, sent = _register(cfg, folder)
         begin = {"wandb": _wandb, "trackio": _trackio}[cfg.track]
-        return [Tracker(cfg.track, begin(cfg, folder, name, warn), sent, warn)]
+        with _stdout_is_ours():
+            return [Tracker(cfg.track, begin(cfg, folder, name, warn), sent, warn)]
     except Exception as error:  # other people's code, networks and accounts
         warn(f"no {cfg.track} for this run: {_reason(error)}; metrics.jsonl and TensorBoard have it all")
         return []
@@ -60,10 +65,16 @@ class Tracker:
         if self._run is None:
             return
         try:
-            act(self._run)
+            with _stdout_is_ours():
+                act(self._run)
         except Exception as error:
             self._run = None
             self._warn(f"{self._name} is left alone from here on: {_reason(error)}; metrics.jsonl has it all")
+
+
+def _stdout_is_ours() -> contextlib.redirect_stdout[Any]:
+    """Trackers greet; `--json` promises one object on standard output."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def _register(cfg: TrainCfg, folder: Path) -> tuple[str, int]:
@@ -84,17 +95,35 @@ def _register(cfg: TrainCfg, folder: Path) -> tuple[str, int]:
 
 
 def _wandb(cfg: TrainCfg, folder: Path, name: str, warn: Warn) -> Any:
+    """Without an account or a network, offline: what `wandb sync` sends later."""
     import wandb
 
-    return wandb.init(
-        project=cfg.track_project, id=name, name=name, resume="allow", dir=folder, config=dataclasses.asdict(cfg)
-    )
+    def begin(mode: str) -> Any:
+        return wandb.init(
+            project=cfg.track_project, id=name, name=name, resume="allow", dir=folder, config=dataclasses.asdict(cfg),
+            mode=mode, settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),
+        )  # fmt: skip
+
+    later = f"its rows are kept in {folder / 'wandb'}, from where `wandb sync` sends them"
+    mode = wandb.setup().settings.mode  # WANDB_MODE, or what `wandb offline` left
+    if mode == "online" and not wandb.login(prompt=False, verify=False):
+        warn(f"wandb: not logged in (`wandb login`); {later}")
+        mode = "offline"
+    try:
+        return begin(mode)
+    except Exception as error:
+        if mode != "online":
+            raise
+        warn(f"wandb: {_reason(error)}; {later}")
+        return begin("offline")
 
 
 def _trackio(cfg: TrainCfg, folder: Path, name: str, warn: Warn) -> Any:
+    """Local, in TRACKIO_DIR; `trackio show --project PROJECT` opens it."""
     import trackio
 
-    return trackio.init(project=cfg.track_project, name=name, resume="allow", config=dataclasses.asdict(cfg))
+    trackio.init(project=cfg.track_project, name=name, resume="allow", config=dataclasses.asdict(cfg))
+    return trackio  # a run that is not finished by its module is finished again at exit
 
 
 def _reason(error: Exception) -> str:

@@ -41,14 +41,10 @@ def test_the_mean_of_runs_is_over_those_that_got_that_far() -> None:
     long = Line("a", np.array([1.0, 5.0]), np.array([0.0, 40.0]))  # 0, 10, 20, 30, 40 at 1 to 5
     line = curves.mean([short, long, Line("a", np.array([]), np.array([]))])
     assert line.low is not None and line.high is not None
-    at = [int(np.argmin(abs(line.x - x))) for x in (1.0, 2.0, 5.0)]
-    np.testing.assert_allclose(line.y[at], [5.0, 15.0, 40.0], atol=0.2)  # the grid is fine, not exact
-    np.testing.assert_allclose(line.low[at], [0.0, 10.0, 40.0], atol=0.2)
-    np.testing.assert_allclose(line.high[at], [10.0, 20.0, 40.0], atol=0.2)
-    assert line.x[0] == 1.0 and line.x[-1] == 5.0
-    # between two runs that share nothing there is a gap
-    apart = curves.mean([Line("a", np.array([0.0, 1.0]), np.ones(2)), Line("a", np.array([3.0, 4.0]), np.ones(2))])
-    assert np.isnan(apart.y).any() and np.nanmax(apart.y) == 1.0
+    np.testing.assert_array_equal(line.x, [1.0, 2.0, 5.0])
+    np.testing.assert_allclose(line.y, [5.0, 15.0, 40.0])
+    np.testing.assert_allclose(line.low, [0.0, 10.0, 40.0])
+    np.testing.assert_allclose(line.high, [10.0, 20.0, 40.0])
 
 
 def test_one_run_is_its_own_mean() -> None:
