@@ -158,13 +158,13 @@ def _groups(found: Sequence[Curve], of_the_session: Collection[str]) -> list[str
 
 
 def _lines(found: Sequence[Curve], labels: Sequence[str], axis: str, window: int) -> list[Line]:
-    """A line per label. A run that has nothing on this axis (no pictures are rendered for a state) has no line."""
+    """The lines of every label. A run with nothing on this axis (a policy that sees a state has no pictures) has none."""
     members: dict[str, list[Line]] = {}
     for curve, label in zip(found, labels, strict=True):
         x = curve.axes[axis]
         if np.isfinite(x).any() and np.nanmax(x) > 0:
             members.setdefault(label, []).append(Line(label, x, curves.smooth(curve.y, window)))
-    return [curves.mean(lines) for lines in members.values()]
+    return [line for lines in members.values() for line in curves.mean(lines)]
 
 
 def _result(curve: Curve, label: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _result(curve: Curve, label: str) -> dict[str, Any]:
         "algorithm": curve.info.algorithm,
         "seed": curve.info.seed,
         "state": curve.info.state,
-        **{axis: _at_the_end(x) for axis, x in curve.axes.items()},
+        **{axis: _at_the_end(x) for axis, x in curve.axes.items()},  # iteration, env_steps, images, minutes
         "last": curves.number(float(curve.y[there[-1]])) if len(there) else None,
         "highest": None if best is None else curves.number(float(curve.y[best])),
         "highest_at": None if best is None else int(curve.axes["iteration"][best]),
@@ -188,7 +188,7 @@ def _result(curve: Curve, label: str) -> dict[str, Any]:
 def _at_the_end(x: Column) -> float | None:
     """Counts keep all of their digits."""
     value = float(x[-1]) if len(x) else math.nan
-    return int(value) if value.is_integer() else curves.number(value)
+    return int(value) if value.is_integer() else round(value, 2) if math.isfinite(value) else None
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -212,6 +212,7 @@ def _figure(path: Path, panels: Mapping[str, Sequence[Line]], labels: Sequence[s
         curves.draw(axes, lines, labels)
         axes.set(xlabel=PANELS[axis], ylabel=metric)
         if not lines:
+            axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, _nothing(axis), transform=axes.transAxes, ha="center", color="gray")
     handles, names = grid.flat[0].get_legend_handles_labels()
     if handles:

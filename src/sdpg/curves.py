@@ -96,17 +96,22 @@ class Line:
     high: Column | None = None
 
 
-def mean(lines: Sequence[Line]) -> Line:
-    """Several runs as one line: at every x, the mean and the extremes of those that got that far."""
-    lines = [_drawn(line) for line in lines]
-    lines = [line for line in lines if len(line.x)] or lines[:1]
-    if len(lines) == 1:
-        return lines[0]
+def mean(lines: Sequence[Line]) -> list[Line]:
+    """Several runs as one line with a band, as far as all of them go; what one has beyond that is a line of its own.
+    (A mean over those that are left would jump wherever a run ends.)"""
+    lines = [line for line in map(_drawn, lines) if len(line.x)]
+    if len(lines) < 2:
+        return lines
+    first, last = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
     grid = np.unique(np.concatenate([line.x for line in lines]))  # every x of any of them
-    values = np.stack([np.interp(grid, line.x, line.y, left=np.nan, right=np.nan) for line in lines])  # (runs, grid)
-    there = np.ma.masked_invalid(values)
-    middle, low, high = (np.ma.filled(x, np.nan) for x in (there.mean(0), there.min(0), there.max(0)))
-    return Line(lines[0].label, grid, middle, low, high)
+    grid = grid[(first <= grid) & (grid <= last)]
+    values = np.stack([np.interp(grid, line.x, line.y) for line in lines])  # (runs, grid)
+    together = Line(lines[0].label, grid, values.mean(0), values.min(0), values.max(0))
+    alone = []
+    for line in lines:
+        beyond = (line.x < first) | ((line.x >= last) & (line.x[-1] > last))
+        alone.append(Line(line.label, line.x, np.where(beyond, line.y, np.nan)))
+    return [line for line in (together, *alone) if np.isfinite(line.y).any()]
 
 
 def _drawn(line: Line) -> Line:

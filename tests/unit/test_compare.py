@@ -36,19 +36,28 @@ def test_smoothing_is_the_mean_around_each() -> None:
     assert len(curves.smooth(np.array([]), 3)) == 0
 
 
-def test_the_mean_of_runs_is_over_those_that_got_that_far() -> None:
-    short = Line("a", np.array([0.0, 1.0, 2.0]), np.array([NAN, 10.0, 20.0]))
-    long = Line("a", np.array([1.0, 5.0]), np.array([0.0, 40.0]))  # 0, 10, 20, 30, 40 at 1 to 5
-    line = curves.mean([short, long, Line("a", np.array([]), np.array([]))])
+def test_the_mean_of_runs_goes_as_far_as_all_of_them() -> None:
+    short = Line("a", np.array([0.0, 1.0, 2.0, 3.0]), np.array([NAN, 10.0, 20.0, 30.0]))
+    long = Line("a", np.array([1.0, 3.0, 5.0]), np.array([0.0, 20.0, 40.0]))
+    line, rest = curves.mean([short, long, Line("a", np.array([]), np.array([]))])
     assert line.low is not None and line.high is not None
-    np.testing.assert_array_equal(line.x, [1.0, 2.0, 5.0])
-    np.testing.assert_allclose(line.y, [5.0, 15.0, 40.0])
-    np.testing.assert_allclose(line.low, [0.0, 10.0, 40.0])
-    np.testing.assert_allclose(line.high, [10.0, 20.0, 40.0])
+    np.testing.assert_array_equal(line.x, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(line.y, [5.0, 15.0, 25.0])
+    np.testing.assert_allclose(line.low, [0.0, 10.0, 20.0])
+    np.testing.assert_allclose(line.high, [10.0, 20.0, 30.0])
+    assert rest.low is None
+    np.testing.assert_array_equal(rest.y, [NAN, 20.0, 40.0])  # from where the other ends
+
+
+def test_runs_that_share_nothing_have_no_mean() -> None:
+    apart = curves.mean([Line("a", np.array([0.0, 1.0]), np.ones(2)), Line("a", np.array([3.0, 4.0]), np.ones(2))])
+    assert [line.low for line in apart] == [None, None]
+    assert all(np.isfinite(line.y).all() for line in apart)
+    assert curves.mean([Line("a", np.array([NAN]), np.array([1.0]))]) == []
 
 
 def test_one_run_is_its_own_mean() -> None:
-    line = curves.mean([Line("a", np.array([1.0, 2.0, 3.0]), np.array([NAN, 4.0, 5.0]))])
+    (line,) = curves.mean([Line("a", np.array([1.0, 2.0, 3.0]), np.array([NAN, 4.0, 5.0]))])
     np.testing.assert_array_equal(line.x, [2.0, 3.0])
     assert line.low is None
 
@@ -147,11 +156,12 @@ def test_seeds_become_a_mean_with_a_band(tmp_path: Path, three: list[Path]) -> N
         "one and 2 more", "one and 2 more", "px/three", "one and 2 more",
     ]  # fmt: skip
     page = Page(Path(result["html"]).read_text())
-    mean, alone = page.data["panels"][0]["lines"]
-    assert mean["x"][0] == 1 and mean["x"][-1] == 3
-    assert (mean["y"][-1], mean["low"][-1], mean["high"][-1]) == (6, 4, 8)  # four ended at 2
-    assert (mean["low"][0], mean["high"][0]) == (1, 3)  # one has no return yet
-    assert "low" not in alone
+    mean, one, two, four, alone = page.data["panels"][0]["lines"]
+    assert mean == {"series": 0, "x": [2], "y": [4], "low": [2], "high": [6]}  # one begins at 2, four ends there
+    assert (one["x"], one["y"]) == ([2, 3], [2, 4])
+    assert (two["x"], two["y"]) == ([1, 2, 3], [1, 4, 8])
+    assert (four["x"], four["y"]) == ([1, 2], [3, None])
+    assert (alone["series"], alone["y"]) == (1, [0, 9, 5])
     assert page.tables[0][0][:2] == ["run", "line"]
 
 
