@@ -158,7 +158,7 @@ def _groups(found: Sequence[Curve], of_the_session: Collection[str]) -> list[str
 
 
 def _lines(found: Sequence[Curve], labels: Sequence[str], axis: str, window: int) -> list[Line]:
-    """The lines of every label. A run with nothing on this axis (a policy that sees a state has no pictures) has none."""
+    """The lines of every label; a run with nothing on this axis, such as pictures of a policy from state, has none."""
     members: dict[str, list[Line]] = {}
     for curve, label in zip(found, labels, strict=True):
         x = curve.axes[axis]
