@@ -175,6 +175,8 @@ def _exists(pid: int) -> bool:
 
 def _unreadable(folder: Path, error: Exception) -> Run:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, KeyError):
+        reason = f"there is no {reason} in its files"
     return Run(run=str(folder), state="unreadable", message=" ".join(reason.split()) or type(error).__name__)
 
 

@@ -143,6 +143,7 @@ def test_damaged_folders_do_not_hide_the_others(tmp_path: Path) -> None:
     assert len(found) == len(damage) + 4
     assert {name for name, run in found.items() if run.state == "unreadable"} == {*damage, "rows are a folder"}
     assert all(run.message and "\n" not in run.message for run in found.values() if run.state == "unreadable")
+    assert found["no task"].message == "there is no 'task' in its files"
     assert found["good"].state == "finished" and found["torn rows"].iteration == 2 and found["no rows"].iteration == 0
     assert len(runs.table(list(found.values()))) == len(found)
 
