@@ -120,7 +120,7 @@ def test_damaged_folders_do_not_hide_the_others(tmp_path: Path) -> None:
     damage: dict[str, dict[str, bytes]] = {
         "torn config": {runs.CONFIG: b'{"cfg": {"ta'},
         "foreign config": {runs.CONFIG: b"[1, 2]"},
-        "no task": {runs.CONFIG: b'{"cfg": {}}'},
+        "no options": {runs.CONFIG: b'{"cfg": {}}'},
         "torn status": {runs.STATUS: b'{"state": "run'},
         "other state": {runs.STATUS: b'{"state": "asleep"}'},
         "no time": {runs.STATUS: json.dumps(said("finished", updated="soon")).encode()},
@@ -143,7 +143,7 @@ def test_damaged_folders_do_not_hide_the_others(tmp_path: Path) -> None:
     assert len(found) == len(damage) + 4
     assert {name for name, run in found.items() if run.state == "unreadable"} == {*damage, "rows are a folder"}
     assert all(run.message and "\n" not in run.message for run in found.values() if run.state == "unreadable")
-    assert found["no task"].message == "there is no 'task' in its files"
+    assert found["no options"].message == "there is no 'iterations' in its files"
     assert found["good"].state == "finished" and found["torn rows"].iteration == 2 and found["no rows"].iteration == 0
     assert len(runs.table(list(found.values()))) == len(found)
 
