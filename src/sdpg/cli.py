@@ -339,6 +339,40 @@ def replay(argv: Argv) -> int:
     return 0 if facts["reproduced"] else 1
 
 
+# --- runs, compare ----------------------------------------------------------------------------------------------------
+
+
+def runs(argv: Argv) -> int:
+    from sdpg import runs as folders
+    from sdpg.display import print_table
+
+    given, rest = positional(argv)
+    options = parse(folders.Options, rest, "sdpg runs")
+    root = given or "runs"
+    found = folders.find(Path(root))
+    if options.json:
+        _print_json([dataclasses.asdict(run) for run in found])
+    elif found:
+        print_table(folders.HEADER, folders.table(found), folders.NUMBERS)
+    else:
+        print(f"no runs below '{root}'")
+    return 0
+
+
+def compare(argv: Argv) -> int:
+    from sdpg import compare as comparison
+    from sdpg.display import print_table
+
+    options = parse(comparison.Options, argv, "sdpg compare")
+    result = comparison.compare(options, RESUMABLE)
+    if options.json:
+        _print_json(result)
+    else:
+        print_table(comparison.HEADER, comparison.table(result["runs"]), range(2, len(comparison.HEADER)))
+        print(f"{result['metric']} in {result['png']} and {result['html']}")
+    return 0
+
+
 # --- check, bench, doctor ---------------------------------------------------------------------------------------------
 
 
@@ -471,6 +505,8 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "play": (play, "film a policy: sdpg play runs/cartpole/sdpg/DATE --video out.mp4"),
     "view": (view, "watch a policy in the browser: sdpg view runs/cartpole/sdpg/DATE"),
     "replay": (replay, "play a world that failed again: sdpg replay RUN/bad/DUMP --video out.mp4"),
+    "runs": (runs, "list runs and their state: sdpg runs"),
+    "compare": (compare, "curves of runs in one figure and one page: sdpg compare RUN RUN ..."),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
     "doctor": (doctor, "what this machine has and whether all works"),

@@ -41,6 +41,10 @@ class TrainCfg:
     """A world with a larger number in its positions, velocities, observations or reward has exploded: it fails."""
     memory_gb: float | None = None
     """Memory that the run may take, in GB; not given: what is free."""
+    track: Literal["none", "wandb", "trackio"] = "none"
+    """Also log to this tracker; pip install 'sdpg[wandb]' or 'sdpg[trackio]'."""
+    track_project: str = "sdpg"
+    """Its project."""
     algo: SdpgCfg = field(default_factory=SdpgCfg)
 
     def validate(self) -> None:
@@ -58,6 +62,7 @@ class TrainCfg:
             "memory-gb must be positive": self.memory_gb is None or self.memory_gb > 0,
             "max-failed must be between 0 and 1": 0 <= self.max_failed <= 1,
             "max-value must be positive": self.max_value > 0,
+            "track-project must not be empty": bool(self.track_project.strip()),
             "algo.horizon must be at least 1": algo.horizon >= 1,
             "algo.gamma must be in (0, 1]": 0 < algo.gamma <= 1,
             "algo.lam must be in [0, 1]": 0 <= algo.lam <= 1,

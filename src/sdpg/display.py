@@ -1,16 +1,17 @@
-"""The live display of a training run."""
+"""The live display of a training run, and tables."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sdpg.config import TrainCfg
+if TYPE_CHECKING:  # a table of runs does not wait for torch
+    from sdpg.config import TrainCfg
 
 
 class Display:
@@ -105,3 +106,23 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Boxed on a terminal, plain aligned lines elsewhere; `right`: columns that stand to the right."""
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold")
+        for i, name in enumerate(header):
+            table.add_column(name, justify="right" if i in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table, soft_wrap=False)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for line in (header, *rows):
+        cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        console.print("  ".join(cells).rstrip(), markup=False)

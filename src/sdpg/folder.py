@@ -13,8 +13,8 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
+import socket
 import subprocess
 import sys
 import typing
@@ -34,8 +34,9 @@ from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.log import METRICS
+from sdpg.runs import CONFIG, STATUS, read_config
 
-CONFIG, STATUS, LOCK = "config.json", "status.json", ".lock"
+LOCK = ".lock"
 State = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -89,7 +90,7 @@ class RunFolder:
 
     def status(self, state: State, facts: Mapping[str, Any], message: str = "") -> None:
         """For those who look from outside (`sdpg runs`); that it can't be written is no reason to stop."""
-        status = {"state": state, "pid": os.getpid(), "host": platform.node(), "started": self.started}
+        status = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "started": self.started}
         with suppress(OSError):
             text = json.dumps({**status, "updated": _now(), **facts, "message": message}, indent=1)
             checkpoint.write_atomic(self.path / STATUS, text.encode() + b"\n")
@@ -172,21 +173,6 @@ def cant_write(folder: Path, error: OSError) -> SdpgError:
     return SdpgError(
         f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
     )
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a run folder."""
-    if not run.is_dir():
-        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
-    try:
-        config = json.loads((run / CONFIG).read_bytes())
-        if not isinstance(config["cfg"], dict):
-            raise ValueError("no 'cfg' in it")
-    except FileNotFoundError:
-        raise SdpgError(f"'{run}' is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SdpgError(f"'{run / CONFIG}' can't be read: {error}; give another run") from error
-    return config
 
 
 # --- options of a run that was saved ----------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Where the numbers of a run go: metrics.jsonl, one line per iteration, and TensorBoard events of the same."""
+"""Where the numbers of a run go: metrics.jsonl, one line per iteration, TensorBoard events of the same, and whatever
+other sinks the run was given (track.py has some)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -19,46 +20,78 @@ Row = Mapping[str, float | int | str | None]
 METRICS = "metrics.jsonl"
 
 
+class Sink(Protocol):
+    """Where rows go. A row carries its "iteration"; those of a run come in order."""
+
+    def write(self, row: Row) -> None:
+        """May raise OSError, and must then be ready for the next row."""
+
+    def close(self) -> None: ...
+
+
 class RunLog:
-    """Writes rows that carry an "iteration". A full disk costs a warning, not the run: rows wait until they fit.
+    """A row into every sink of a run. A full disk costs a warning, not the run: rows wait until they fit."""
 
-    TensorBoard's own writer works in a thread that prints a traceback when a disk is full, so records are written here,
-    as they come.
-    """
-
-    def __init__(self, folder: Path, warn: Callable[[str], None], resume_at: int | None = None):
+    def __init__(
+        self, folder: Path, warn: Callable[[str], None], resume_at: int | None = None, sinks: Iterable[Sink] = ()
+    ):
         """`resume_at`: go on in place after this iteration; rows beyond it are dropped."""
-        self._path, self._warn, self._warned = folder / METRICS, warn, False
-        if resume_at is not None and self._path.exists():
-            truncate(self._path, resume_at)
+        self._folder, self._warn, self._warned = folder, warn, False
+        self._sinks: list[Sink] = [JsonLines(folder / METRICS, resume_at)]
+        try:
+            self._sinks.append(Events(folder, resume_at))
+        except OSError as error:
+            self._trouble(error)
+        self._sinks += sinks
+
+    def write(self, row: Row) -> None:
+        errors = []
+        for sink in self._sinks:
+            try:
+                sink.write(row)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            self._trouble(errors[0])
+        else:
+            self._warned = False
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            with contextlib.suppress(OSError):
+                sink.close()
+
+    def _trouble(self, error: OSError) -> None:
+        if not self._warned:
+            where = self._folder / METRICS
+            self._warn(f"can't write {where}: {error.strerror or error}; the run goes on, free some space")
+        self._warned = True
+
+
+class JsonLines:
+    """Rows that can't be written wait for the next call; the file never holds a part of one."""
+
+    def __init__(self, path: Path, resume_at: int | None = None):
+        if resume_at is not None and path.exists():
+            truncate(path, resume_at)
+        self._path, self._waiting = path, list[bytes]()
+        self._open()
+
+    def _open(self) -> None:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
         self._size = self._file.tell()
-        self._waiting: list[bytes] = []
-        self._events: RecordWriter | None = None
-        self._open_events(folder, resume_at)
 
     def write(self, row: Row) -> None:
         self._waiting.append(json.dumps({name: _finite(value) for name, value in row.items()}).encode() + b"\n")
-        try:
-            for line in list(self._waiting):
-                self._append(line)
-                self._waiting.pop(0)
-            self._warned = False
-        except OSError as error:
-            self._trouble(error)
-        self._write_events(row)
+        if not self._path.exists():  # removed: what is open is a file that nobody sees
+            self._file.close()
+            self._open()
+        for line in list(self._waiting):
+            self._append(line)
+            self._waiting.pop(0)
 
     def close(self) -> None:
-        for file in (self._file, self._events):
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
-
-    def reopen(self) -> None:
-        """After the folder was made anew: the open file is one that nobody sees."""
         self._file.close()
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close()
-        self._size = self._file.tell()
 
     def _append(self, line: bytes) -> None:
         """The whole line or nothing."""
@@ -71,38 +104,44 @@ class RunLog:
             raise
         self._size += len(line)
 
-    def _trouble(self, error: OSError) -> None:
-        if not self._warned:
-            self._warn(f"can't write {self._path}: {error.strerror or error}; the run goes on, free some space")
-        self._warned = True
 
-    def _open_events(self, folder: Path, resume_at: int | None) -> None:
+class Events:
+    """TensorBoard's file. Its own writer works in a thread that prints a traceback when a disk is full, so records are
+    written here, as they come."""
+
+    def __init__(self, folder: Path, resume_at: int | None = None):
         name = f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
-        try:
-            self._events = RecordWriter(open(folder / name, "ab", buffering=0))  # noqa: SIM115
-            self._event(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if resume_at is not None:  # TensorBoard forgets the steps from here on that an earlier session wrote
-                started = SessionLog(status=SessionLog.SessionStatus.START)
-                self._event(Event(wall_time=time.time(), step=resume_at + 1, session_log=started))
-        except OSError as error:
-            self._trouble(error)
+        self._records: RecordWriter | None = RecordWriter(open(folder / name, "ab", buffering=0))  # noqa: SIM115
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if resume_at is not None:  # TensorBoard forgets the steps from here on that an earlier session wrote
+            started = SessionLog(status=SessionLog.SessionStatus.START)
+            self._append(Event(wall_time=time.time(), step=resume_at + 1, session_log=started))
 
-    def _event(self, event: Event) -> None:
-        if self._events is not None:
-            self._events.write(event.SerializeToString())
+    def write(self, row: Row) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(row).items()]
+        self._append(Event(wall_time=time.time(), step=int(row["iteration"] or 0), summary=Summary(value=values)))
 
-    def _write_events(self, row: Row) -> None:
-        step = int(row["iteration"] or 0)
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in row.items()
-            if name != "iteration" and isinstance(value, int | float) and math.isfinite(value)
-        ]
+    def close(self) -> None:
+        if self._records is not None:
+            self._records.close()
+
+    def _append(self, event: Event) -> None:
+        if self._records is None:
+            return
         try:
-            self._event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        except OSError as error:  # a torn record ends what readers see of this file: metrics.jsonl has it all
-            self._events = None
-            self._trouble(error)
+            self._records.write(event.SerializeToString())
+        except OSError:  # a torn record ends what readers see of this file: metrics.jsonl has it all
+            self._records = None
+            raise
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """What can be plotted over the iterations."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name != "iteration" and isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -126,9 +165,11 @@ def truncate(path: Path, iteration: int) -> None:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run, oldest first; a torn last line is left out."""
+    """The rows of a run, oldest first; a torn line is left out."""
     rows = []
-    for line in (run / METRICS).read_text().splitlines():
+    for line in (run / METRICS).read_bytes().splitlines():
         with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("iteration"), int):
+                rows.append(row)
     return rows

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sdpg import checkpoint
+from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
@@ -50,6 +50,7 @@ def train(
     cfg.validate()
     if cfg.device == "cuda":
         raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
+    track.require(cfg.track)
     saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
     before = cfg_from_dict(saved.cfg) if saved is not None else cfg
     if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
@@ -89,7 +90,8 @@ class _Run:
         about = {"task": cfg.task, "versions": versions()}
         self.quarantine = Quarantine(env, folder.path, about, cfg.algo.horizon, algo.iteration, self.warn)
         try:
-            self.log = RunLog(folder.path, self.warn, resume_at=algo.iteration if algo.iteration else None)
+            resume_at = algo.iteration if algo.iteration else None
+            self.log = RunLog(folder.path, self.warn, resume_at, track.open_trackers(cfg, folder.path, self.warn))
         except OSError as error:
             raise cant_write(folder.path, error) from error
         self.status("running")
@@ -191,7 +193,6 @@ class _Run:
             if not self.folder.whole:
                 self.warn(f"the run folder {self.folder.path} was gone; made it anew, with what is known now")
                 self.folder.mend()
-                self.log.reopen()
             path = checkpoint.save(
                 root,
                 self.algo.iteration,

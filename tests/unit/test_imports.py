@@ -16,7 +16,7 @@ LAYERS = [
     {"algos"},
     {"config", "presets"},
     set("build checkpoint log folder plan quarantine train evaluate bench check doctor".split())
-    | set("options video view replay display".split()),
+    | set("runs curves compare track options video view replay display".split()),
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]

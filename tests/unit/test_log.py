@@ -66,8 +66,9 @@ class FullFile:
 def test_a_full_disk_costs_a_warning_and_no_row(tmp_path: Path) -> None:
     warnings: list[str] = []
     sink = RunLog(tmp_path, warnings.append)
-    disk = FullFile(sink._file)
-    sink._file = disk  # type: ignore[assignment]
+    lines = next(part for part in sink._sinks if isinstance(part, log.JsonLines))
+    disk = FullFile(lines._file)
+    lines._file = disk  # type: ignore[assignment]
     for i, full in enumerate([False, True, True, False], start=1):
         disk.full = full
         sink.write({"iteration": i})
@@ -84,9 +85,46 @@ def test_events_that_cannot_be_written_are_given_up(tmp_path: Path, monkeypatch:
     def full(data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sink._events, "write", full)
+    events = next(part for part in sink._sinks if isinstance(part, log.Events))
+    monkeypatch.setattr(events._records, "write", full)
     sink.write({"iteration": 1, "x": 1.0})
     sink.write({"iteration": 2, "x": 1.0})
     sink.close()
     assert len(warnings) == 1
     assert len(log.read(tmp_path)) == 2
+
+
+def test_every_sink_gets_every_row_and_is_closed(tmp_path: Path) -> None:
+    class Memory:
+        def __init__(self) -> None:
+            self.rows: list[log.Row] = []
+            self.closed = False
+
+        def write(self, row: log.Row) -> None:
+            self.rows.append(row)
+            if row["iteration"] == 1:
+                raise OSError(errno.EIO, "Input/output error")
+
+        def close(self) -> None:
+            self.closed = True
+            raise OSError(errno.EIO, "Input/output error")
+
+    memory, other, warnings = Memory(), Memory(), list[str]()
+    run_log = RunLog(tmp_path, warnings.append, sinks=[memory, other])
+    rows = [{"iteration": i, "x": 0.5} for i in (1, 2, 3)]
+    for row in rows:
+        run_log.write(row)
+    run_log.close()
+    assert memory.rows == other.rows == rows == log.read(tmp_path)
+    assert memory.closed and other.closed
+    assert len(warnings) == 1 and "Input/output error" in warnings[0]
+
+
+def test_what_is_no_row_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / log.METRICS).write_bytes(b'{"iteration": 1}\n\xff\xfe\n3\n{"iteration": "x"}\n{"iteration": 2}\n{"iter')
+    assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2]
+
+
+def test_numbers_are_what_can_be_plotted() -> None:
+    row = {"iteration": 3, "a": 1.5, "b": 2, "c": "text", "d": None, "e": math.inf, "f": math.nan}
+    assert log.numbers(row) == {"a": 1.5, "b": 2}

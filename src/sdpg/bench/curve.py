@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdpg import curves, runs
 from sdpg.bench import machine
-from sdpg.errors import SdpgError
 
 POINTS = 200  # at most
 
 # name in the result -> (name in metrics.jsonl, what it is multiplied by)
-COLUMNS = {
-    "iteration": ("iteration", 1),
-    "minutes": ("seconds", 1 / 60),
-    "env_steps": ("Train/env_steps", 1),
-    "return": ("Train/mean_reward", 1),
-    "length": ("Train/mean_episode_length", 1),
-}
-
-
-def _number(value: Any, scale: float) -> float | None:
-    """Five digits are plenty; a missing or non-finite number is null."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) and scale == 1 else float(f"{value * scale:.5g}")
+COLUMNS = curves.AXES | {"return": (runs.RETURN, 1), "length": ("Train/mean_episode_length", 1)}
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,7 @@ def run(options: Options) -> dict[str, Any]:
 
     evaluation = evaluate(options.run, options.episodes)
     evaluation.pop("checkpoint")  # a path
-    argv = json.loads((options.run / "config.json").read_text())["sessions"][0]["argv"]
+    argv = runs.read_config(options.run)["sessions"][0]["argv"]
     return learning(options.run, options.label, shlex.join([Path(argv[0]).name, *argv[1:]]), evaluation)
 
 
@@ -57,16 +42,8 @@ def learning(
     run_dir: Path | str, label: str, command: str, evaluation: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """From metrics.jsonl and config.json of a run folder; `evaluation` is what `sdpg eval --json` said of it."""
-    folder = Path(run_dir)
-    try:
-        cfg = json.loads((folder / "config.json").read_text())
-        lines = [line for line in (folder / "metrics.jsonl").read_text().splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise SdpgError(f"'{folder}' is not a run folder: {error}") from error
-    cfg = cfg.get("cfg", cfg)
-    rows = [json.loads(line) for line in lines]
-    stride = max(1, math.ceil(len(rows) / POINTS))
-    kept = rows[::-1][::stride][::-1]  # evenly, the last one always among them
+    config, rows = curves.load(Path(run_dir))
+    cfg, kept = config["cfg"], curves.thin(rows, POINTS)
     return {
         "kind": "learning",
         "task": cfg["task"],
@@ -77,6 +54,6 @@ def learning(
         "num_auxiliary": cfg.get("num_auxiliary"),
         "command": command,
         "machine": machine.describe(cfg.get("threads") or None),
-        "curve": {name: [_number(row.get(key), scale) for row in kept] for name, (key, scale) in COLUMNS.items()},
+        "curve": {name: [curves.number(row.get(key), scale) for row in kept] for name, (key, scale) in COLUMNS.items()},
         "evaluation": dict(evaluation or {}),
     }

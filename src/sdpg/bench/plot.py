@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdpg import curves
 from sdpg.errors import SdpgError
 
 ORDER = ("cartpole", "hopper", "walker", "ant", "humanoid")  # the rest follow by name
@@ -35,8 +35,9 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def _column(result: dict[str, Any], name: str) -> list[float]:
-    return [math.nan if value is None else float(value) for value in result["curve"][name]]
+def _line(result: dict[str, Any], name: str) -> curves.Line:
+    curve = result["curve"]
+    return curves.Line(result["label"], curves.column(curve[name]), curves.column(curve["return"]))
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -59,15 +60,8 @@ def run(options: Options) -> dict[str, Any]:
         labels = list(dict.fromkeys(result["label"] for result in mine))  # a colour per label, a line per seed
         for row, (name, caption) in enumerate((("minutes", "minutes"), ("iteration", "iterations"))):
             axes = grid[row][column]
-            for result in mine:
-                index = labels.index(result["label"])
-                first = next(r for r in mine if r["label"] == result["label"]) is result
-                axes.plot(
-                    _column(result, name), _column(result, "return"), color=f"C{index}", lw=1.2, alpha=0.85,
-                    label=result["label"] if first else None,
-                )  # fmt: skip
+            curves.draw(axes, [_line(result, name) for result in mine], labels)
             axes.set(xlabel=caption, title=task if row == 0 else None, ylabel="return" if column == 0 else None)
-            axes.grid(alpha=0.25)
         grid[0][column].legend(fontsize=7, loc="lower right")
     options.figure.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.figure, dpi=110)
