@@ -189,6 +189,8 @@ RESUMABLE = frozenset(
         "max_failed",
         "max_value",
         "memory_gb",
+        "track",
+        "track_project",
     }
 )
 

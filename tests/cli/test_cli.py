@@ -66,7 +66,20 @@ def test_help_names_every_verb(capsys: Capture) -> None:
         assert main(argv) == 0
         out = capsys.readouterr().out
         assert all(
-            verb in out for verb in ("tasks", "train", "eval", "play", "view", "replay", "check", "bench", "doctor")
+            verb in out
+            for verb in (
+                "tasks",
+                "train",
+                "eval",
+                "play",
+                "view",
+                "replay",
+                "runs",
+                "compare",
+                "check",
+                "bench",
+                "doctor",
+            )
         )
     assert main(["--version"]) == 0
 
@@ -76,7 +89,9 @@ def test_help_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", script], env=subprocess_env(), check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["tasks", "train", "eval", "play", "view", "replay", "check", "bench", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["tasks", "train", "eval", "play", "view", "replay", "runs", "compare", "check", "bench", "doctor"]
+)
 def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
     assert main([verb, "--help"]) == 0
     assert verb in capsys.readouterr().out

@@ -13,10 +13,11 @@ import pytest
 from test_runs import make_run
 
 from sdpg import curves
-from sdpg.cli import RESUMABLE, main
+from sdpg.cli import main
 from sdpg.compare import PANELS, Options, compare
 from sdpg.curves import Line
 from sdpg.errors import SdpgError
+from sdpg.folder import RESUMABLE
 
 Capture = pytest.CaptureFixture[str]
 NAN = float("nan")

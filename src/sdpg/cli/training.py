@@ -1,0 +1,168 @@
+"""tasks, train, eval."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from sdpg.cli.say import print_json, write_json
+from sdpg.errors import SdpgError
+from sdpg.options import Argv, parse, peek, positional, wants_help
+
+if TYPE_CHECKING:  # verbs import what they need: `sdpg --help` answers at once
+    from sdpg.config import TrainCfg
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TasksOptions:
+    """List the tasks that can be trained."""
+
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def tasks(argv: Argv) -> int:
+    options = parse(TasksOptions, argv, "sdpg tasks")
+    from sdpg.tasks.base import make_task, registry
+
+    rows: dict[str, dict[str, Any]] = {}
+    for name, target in registry().items():
+        try:
+            task = make_task(name)
+            about = sys.modules[type(task).__module__].__doc__ or type(task).__doc__ or ""
+            seconds = task.episode_steps * task.substeps * task.timestep
+            rows[name] = {
+                "target": target,
+                "about": about.strip().split("\n")[0],
+                "action_size": task.action_size,
+                "state_size": task.state_size,
+                "episode_seconds": round(seconds, 3),
+            }
+        except Exception as error:  # one broken plug-in must not hide the others
+            rows[name] = {"target": target, "error": f"{type(error).__name__}: {error}"}
+    if options.json:
+        print_json(rows)
+        return 0
+    for name, row in rows.items():
+        if "error" in row:
+            print(f"{name:12} can't be loaded: {row['error']}")
+        else:
+            print(f"{name:12} actions {row['action_size']:3}  state {row['state_size']:3}  {row['about']}")
+    return 0
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+def _train_options() -> type[Any]:
+    import tyro
+
+    from sdpg.config import TrainCfg
+
+    @dataclasses.dataclass(frozen=True)
+    class TrainOptions:
+        """Train a policy: `sdpg train TASK [OPTIONS]`, or `sdpg train --resume RUN`. Defaults are the preset's."""
+
+        cfg: Annotated[TrainCfg, tyro.conf.arg(name="")]
+        run: str | None = None
+        """Folder of the run; runs/TASK/ALGORITHM/DATE if not given."""
+        resume: str | None = None
+        """Go on with the run in this folder, with its own options; more --iterations or --minutes may be given.
+        "auto": with the newest run of the task (or with --run DIR), if there is one; else a new one."""
+        json: bool = False
+        """One JSON object on standard output at the end, progress on standard error."""
+        quiet: bool = False
+        """No progress."""
+
+    TrainOptions.__annotations__["cfg"] = Annotated[TrainCfg, tyro.conf.arg(name="")]
+    return TrainOptions
+
+
+def train(argv: Argv) -> int:
+    from sdpg import folder, presets
+    from sdpg import train as training
+    from sdpg.display import Display
+
+    task, rest = positional(argv)
+    resume, run = peek(rest, "--resume"), peek(rest, "--run")
+    if task is None and resume in (None, "auto") and not wants_help(rest):
+        raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
+    base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
+    if resume == "auto" and not wants_help(rest):
+        resume, run = folder.to_go_on_with(base, run), None
+    if resume is not None and not wants_help(rest):
+        base = folder.cfg_from_dict(folder.read_config(Path(resume))["cfg"])
+        if run is not None:
+            raise SdpgError("--run is for a new run; --resume goes on in its own folder")
+        if task not in (None, base.task):
+            raise SdpgError(f"--resume: that run is of task '{base.task}', not '{task}'")
+    kind = _train_options()
+    options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
+    cfg: TrainCfg = options.cfg
+    if resume is not None:
+        folder.refuse_another(base, cfg)
+    elif cfg.task != task:
+        raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
+    with training.stop_on_signals() as stop, Display(cfg, options.json, options.quiet) as display:
+        summary = training.train(cfg, resume or options.run, resume is not None, display, stop)
+    if options.json:
+        print_json(summary)
+    return 0
+
+
+def _choice(argv: Argv, name: str) -> str:
+    """An option that decides the defaults of the others. tyro trusts defaults, so the value is checked here."""
+    from sdpg.config import TrainCfg
+
+    allowed = typing.get_args(typing.get_type_hints(TrainCfg)[name])
+    value = peek(argv, f"--{name}") or getattr(TrainCfg, name)
+    if value not in allowed:
+        raise SdpgError(f"--{name} '{value}' is not known; give one of {', '.join(allowed)}")
+    return value
+
+
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """Evaluate a run with deterministic actions, one whole episode per world: `sdpg eval RUN`."""
+
+    episodes: int = 64
+    seed: int = 1000
+    """Of the starts; not the seeds of training."""
+    checkpoint: str = "last"
+    """"last", "best", or an iteration."""
+    threads: int = 0
+    """CPU threads; 0: all cores."""
+    json: bool = False
+    """One JSON object on standard output."""
+    write: str | None = None
+    """Also write the JSON to this file."""
+
+
+def evaluate(argv: Argv) -> int:
+    run, rest = positional(argv)
+    options = parse(EvalOptions, rest, "sdpg eval RUN")
+    if run is None:
+        raise SdpgError("which run? sdpg eval RUN (the folder that `sdpg train` printed)")
+    from sdpg.evaluate import evaluate as evaluate_run
+
+    result = evaluate_run(run, options.episodes, options.seed, options.checkpoint, options.threads)
+    if options.write is not None:
+        write_json(options.write, result)
+    if options.json:
+        print_json(result)
+        return 0
+    returns, length = result["return"], result["length"]
+    print(f"{result['task']}, {result['algorithm']}, iteration {result['iteration']}: {result['episodes']} episodes")
+    print(f"return {returns['mean']:.1f} +- {returns['std']:.1f}  ({returns['min']:.1f} to {returns['max']:.1f})")
+    print(f"length {length['mean']:.0f} steps; {100 * result['survived']:.0f} % reached the time limit")
+    print("per step: " + ", ".join(f"{name} {value:.3f}" for name, value in result["reward_per_step"].items()))
+    return 0

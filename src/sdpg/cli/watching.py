@@ -1,0 +1,186 @@
+"""play, view, replay: a policy in pictures; runs, compare: what has been trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from sdpg.cli.say import print_json
+from sdpg.errors import SdpgError
+from sdpg.options import Argv, parse, positional
+
+# --- play, view -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """What is played, by `play` and `view`."""
+
+    policy: Literal["random", "zero"] | None = None
+    """Without a run: such actions on a task."""
+    size: int = 480
+    """Side of the third-person view in pixels."""
+    seed: int = 1000
+    """Of the starts; not the seeds of training."""
+    checkpoint: str = "last"
+    """"last", "best", or an iteration."""
+
+
+def _subject(verb: str, subject: str | None, options: _Watch) -> str:
+    """RUN or TASK, once it is there and the options are sound."""
+    if subject is None:
+        raise SdpgError(f"which run? sdpg {verb} RUN (what `sdpg train` printed), or sdpg {verb} TASK --policy random")
+    if not 64 <= options.size <= 2160:
+        raise SdpgError("size must be between 64 and 2160")
+    return subject
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions(_Watch):
+    """Film a policy beside what its camera sees: `sdpg play RUN --video out.mp4`, `sdpg play TASK --policy random`."""
+
+    video: str | None = None
+    """The mp4 to write; out.mp4 if neither this nor --frames is given."""
+    frames: str | None = None
+    """Write PNG pictures into this folder instead."""
+    episodes: int = 2
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def play(argv: Argv) -> int:
+    subject, rest = positional(argv)
+    options = parse(PlayOptions, rest, "sdpg play RUN")
+    subject = _subject("play", subject, options)
+    if options.episodes < 1:
+        raise SdpgError("episodes must be at least 1")
+    from sdpg import video
+
+    if options.policy is None:
+        policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed)
+    else:
+        policy, env = video.simple_policy(options.policy, subject, options.seed)
+    result: dict[str, Any] = {}
+    pictures = video.frames(policy, env, options.episodes, options.size, result)
+    stride = video.frame_stride(env)
+    target = Path(options.frames or options.video or "out.mp4")
+    if options.frames is not None:
+        result["pictures"] = video.write_frames(target, pictures)
+    else:
+        fps = 1.0 / (env.task.timestep * env.task.substeps * stride)
+        result["pictures"] = video.write_video(target, pictures, fps)
+    result["file"] = str(target)
+    if options.json:
+        print_json(result)
+    else:
+        returns = ", ".join(f"{value:.1f}" for value in result["returns"])
+        print(f"{target}: {result['pictures']} pictures, returns {returns}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOptions(_Watch):
+    """Watch a policy in the browser beside what its camera sees: `sdpg view RUN`, `sdpg view TASK --policy random`."""
+
+    port: int | None = None
+    """Of this machine's loopback address; the first free one from 8080 on if not given."""
+    open: bool = True
+    """Open the page, if this machine has a desktop."""
+    seconds: float | None = None
+    """End after this time; else Ctrl-C does."""
+
+
+def view(argv: Argv) -> int:
+    subject, rest = positional(argv)
+    options = parse(ViewOptions, rest, "sdpg view RUN")
+    subject = _subject("view", subject, options)
+    from sdpg import view as viewing
+    from sdpg.train import stop_on_signals
+
+    with viewing.Server(options.port) as server:
+        source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed)
+        show, port = viewing.Show(source, subject, options.size), server.port
+        with stop_on_signals() as stop:
+            server.present(show)
+            url = f"http://localhost:{port}/"
+            print(f"{subject}, {source.label}: {url}  (Ctrl-C ends)")
+            print(f"from another machine: ssh -L {port}:localhost:{port} HOST, then open {url} there", flush=True)
+            if options.open:
+                viewing.open_page(url)
+            show.run(stop, options.seconds)
+    return 0
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayOptions:
+    """Play the last steps of a world that failed once more: `sdpg replay RUN/bad/DUMP --video out.mp4`."""
+
+    video: str | None = None
+    """Also write an mp4 of it."""
+    size: int = 480
+    """Side of its picture in pixels."""
+    json: bool = False
+    """One JSON object on standard output."""
+
+
+def replay(argv: Argv) -> int:
+    path, rest = positional(argv)
+    options = parse(ReplayOptions, rest, "sdpg replay DUMP")
+    if path is None:
+        raise SdpgError("which dump? sdpg replay DUMP (a file in the folder bad/ of a run)")
+    if not 64 <= options.size <= 2160:
+        raise SdpgError("size must be between 64 and 2160")
+    from sdpg import quarantine, video
+    from sdpg import replay as replaying
+
+    dump = quarantine.load(Path(path))
+    played = replaying.replay(dump)
+    facts = replaying.report(path, dump, played)
+    if options.video is not None:
+        pictures = replaying.film(dump, played, options.size)
+        facts["pictures"] = video.write_video(Path(options.video), pictures, replaying.FPS)
+        facts["file"] = options.video
+    if options.json:
+        print_json(facts)
+    else:
+        print("\n".join(replaying.tell(facts)))
+    return 0 if facts["reproduced"] else 1
+
+
+# --- runs, compare ----------------------------------------------------------------------------------------------------
+
+
+def runs(argv: Argv) -> int:
+    from sdpg import runs as folders
+    from sdpg.display import print_table
+
+    given, rest = positional(argv)
+    options = parse(folders.Options, rest, "sdpg runs")
+    root = given or "runs"
+    found = folders.find(Path(root))
+    if options.json:
+        print_json([dataclasses.asdict(run) for run in found])
+    elif found:
+        print_table(folders.HEADER, folders.table(found), folders.NUMBERS)
+    else:
+        print(f"no runs below '{root}'")
+    return 0
+
+
+def compare(argv: Argv) -> int:
+    from sdpg import compare as comparison
+    from sdpg.display import print_table
+    from sdpg.folder import RESUMABLE
+
+    options = parse(comparison.Options, argv, "sdpg compare")
+    result = comparison.compare(options, RESUMABLE)
+    if options.json:
+        print_json(result)
+    else:
+        print_table(comparison.HEADER, comparison.table(result["runs"]), range(2, len(comparison.HEADER)))
+        print(f"{result['metric']} in {result['png']} and {result['html']}")
+    return 0
