@@ -179,19 +179,8 @@ def cant_write(folder: Path, error: OSError) -> SdpgError:
 
 # What may differ when a run goes on; anything else would make it another run.
 RESUMABLE = frozenset(
-    {
-        "iterations",
-        "minutes",
-        "threads",
-        "device",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "max_failed",
-        "max_value",
-        "memory_gb",
-        "track",
-        "track_project",
-    }
+    "iterations minutes threads device checkpoint_every keep_checkpoints max_failed max_value memory_gb track "
+    "track_project".split()
 )
 
 

@@ -20,6 +20,7 @@ from conftest import subprocess_env, tiny
 from sdpg import log, track, train
 from sdpg.cli import main
 from sdpg.errors import SdpgError
+from sdpg.runs import read_config
 
 
 class Fake(ModuleType):
@@ -189,7 +190,7 @@ def test_a_resumed_run_may_change_its_tracker(tmp_path: Path, fake: Fake) -> Non
     argv = ["train", "--resume", str(tmp_path / "run"), "--iterations", "3", "--quiet", "--track", fake.__name__]
     assert main(argv) == 0
     assert [step for step, _ in fake.rows] == [3]
-    assert train.read_config(tmp_path / "run")["cfg"]["track"] == fake.__name__
+    assert read_config(tmp_path / "run")["cfg"]["track"] == fake.__name__
 
 
 # --- the real ones, where they are installed
