@@ -87,6 +87,7 @@ class _Run:
         self.saved_at = algo.iteration
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
+        self.save_seconds = 0.0  # since the last row
         about = {"task": cfg.task, "versions": versions()}
         self.quarantine = Quarantine(env, folder.path, about, cfg.algo.horizon, algo.iteration, self.warn)
         try:
@@ -147,12 +148,16 @@ class _Run:
         metrics = algo.update(rollout, cfg.iterations)
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
-            trouble = self._save()
-            self.due = algo.iteration + (
-                cfg.checkpoint_every if trouble is None else max(1, cfg.checkpoint_every // 10)
-            )
-            if trouble is not None:
-                self.warn(f"{trouble}; the run goes on and tries again after iteration {self.due}")
+            self._save_and_go_on()
+
+    def _save_and_go_on(self) -> None:
+        start = time.perf_counter()
+        trouble = self._save()
+        every = self.cfg.checkpoint_every
+        self.due = self.algo.iteration + (every if trouble is None else max(1, every // 10))
+        if trouble is not None:
+            self.warn(f"{trouble}; the run goes on and tries again after iteration {self.due}")
+        self.save_seconds = time.perf_counter() - start
 
     def _log(self, metrics: Metrics, rollout: Rollout, failed: float, collecting: float, updating: float) -> None:
         cfg, env = self.cfg, self.env
@@ -178,8 +183,10 @@ class _Run:
             "Perf/total_fps": worlds * steps / max(collecting + updating, 1e-9),
             "Perf/collect_seconds": collecting,
             "Perf/update_seconds": updating,
+            "Perf/save_seconds": self.save_seconds,
             "Perf/memory_mb": resident_bytes() / 2**20,
         }
+        self.save_seconds = 0.0
         self.log.write(self.row)
         self.report("iteration", self.row)
 
