@@ -157,9 +157,18 @@ def test_curve_and_plot(tmp_path: Path) -> None:
     (results / "cartpole.json").write_text(json.dumps(result))
     (results / "other.json").write_text(json.dumps(result | {"label": "other", "seed": 1}))
     (results / "sim.json").write_text('{"kind": "sim"}')
-    drawn = plot.run(plot.Options(tmp_path / "results", tmp_path / "out" / "learning.png"))
+    figure = tmp_path / "out" / "learning.png"
+    drawn = plot.run(plot.Options(results, figure=figure))
     assert drawn["curves"] == 2 and drawn["tasks"] == ["cartpole"]
-    assert (tmp_path / "out" / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+    with pytest.raises(SdpgError, match="no such learning curves"):
+        plot.run(plot.Options(results, "both", figure))  # of state alone
+    (results / "pixels.json").write_text(json.dumps(result | {"obs": "pixels"}))
+    (results / "hopper.json").write_text(json.dumps(result | {"task": "hopper"}))
+    assert plot.run(plot.Options(results, "pixels", figure))["curves"] == 1
+    compared = plot.run(plot.Options(results, "both", figure))
+    assert compared["curves"] == 2 and compared["tasks"] == ["cartpole"]  # one of each, with the preset
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
@@ -176,7 +185,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path: Path) -> None:
 def test_bad_input_in_plain_words(tmp_path: Path) -> None:
     with pytest.raises(SdpgError, match="not a run folder"):
         curve.learning(tmp_path, "x", "y")
-    with pytest.raises(SdpgError, match="no learning curves"):
+    with pytest.raises(SdpgError, match="no such learning curves"):
         plot.run(plot.Options(tmp_path, tmp_path / "x.png"))
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(SdpgError, match="not a JSON result"):

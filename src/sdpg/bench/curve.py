@@ -47,6 +47,7 @@ def learning(
     return {
         "kind": "learning",
         "task": cfg["task"],
+        "obs": cfg.get("obs", "state"),
         "preset": cfg.get("preset"),
         "label": label,
         "seed": cfg.get("seed"),

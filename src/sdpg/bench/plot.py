@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sdpg import curves
 from sdpg.errors import SdpgError
 
 ORDER = ("cartpole", "hopper", "walker", "ant", "humanoid")  # the rest follow by name
+PRESET = "cpu preset"  # the label of curves that `sdpg train TASK` gives
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Options:
 
     results: Path = Path("benchmarks/results")
     """Folder of JSON results."""
+    obs: Literal["state", "pixels", "both"] = "state"
+    """What the policies see. both: state against pixels, with the cpu presets of tasks that have curves of both."""
     figure: Path = Path("docs/learning.png")
 
 
@@ -35,6 +38,16 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
+def _chosen(results: list[dict[str, Any]], obs: str) -> list[dict[str, Any]]:
+    """The results that the figure shows; for a comparison, labelled by what the policy sees."""
+    seen = [result | {"obs": result.get("obs", "state")} for result in results]
+    if obs != "both":
+        return [result for result in seen if result["obs"] == obs]
+    kinds = {(result["task"], result["obs"]) for result in seen}
+    mine = [result for result in seen if {(result["task"], "state"), (result["task"], "pixels")} <= kinds]
+    return [result | {"label": result["obs"]} for result in mine if result["label"] == PRESET]
+
+
 def _line(result: dict[str, Any], name: str) -> curves.Line:
     curve = result["curve"]
     return curves.Line(result["label"], curves.column(curve[name]), curves.column(curve["return"]))
@@ -47,9 +60,11 @@ def run(options: Options) -> dict[str, Any]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    results = load(options.results)
+    results = _chosen(load(options.results), options.obs)
     if not results:
-        raise SdpgError(f"no learning curves in '{options.results}'; keep some there with sdpg.bench.curve")
+        raise SdpgError(
+            f"no such learning curves in '{options.results}'; sdpg bench curve RUN --write keeps them there"
+        )
     found = {result["task"] for result in results}
     tasks = [task for task in ORDER if task in found] + sorted(found - set(ORDER))
     figure, grid = plt.subplots(
