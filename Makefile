@@ -14,13 +14,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	rm -rf $(DEMO)
-	$(BIN)/sdpg train cartpole --minutes 1 --run $(DEMO)
-	$(BIN)/sdpg eval $(DEMO)
+	$(BIN)/sdpg train cartpole --obs pixels --minutes 5 --run $(DEMO)
+	$(BIN)/sdpg eval $(DEMO) --episodes 32
+	$(BIN)/sdpg play $(DEMO) --video $(DEMO)/demo.mp4
 	@echo
-	@echo "The run is in $(DEMO): config.json, metrics.jsonl, TensorBoard events, checkpoints/."
-	@echo "Curves:      $(BIN)/tensorboard --logdir runs"
-	@echo "A robot:     $(BIN)/sdpg train hopper --minutes 10"
-	@echo "More tasks:  $(BIN)/sdpg tasks        More time: $(BIN)/sdpg train --resume $(DEMO) --iterations 1000 --minutes 5"
+	@echo "Learned from pixels: watch $(DEMO)/demo.mp4 (or live: $(BIN)/sdpg view $(DEMO)). Next, a robot: $(BIN)/sdpg train hopper --obs pixels"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --cov --cov-report=term-missing:skip-covered --cov-fail-under=85

@@ -76,8 +76,12 @@ CPU = {
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
 }
-_CPU_PICTURES = Delta({}, {"encoder": "nature", "actor_lr": 1e-3})
-CPU_PIXELS: dict[str, Delta] = {}
+_CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
+CPU_PIXELS = {
+    "cartpole": Delta({"iterations": 300}),
+    "hopper": Delta({"iterations": 1500}),
+    "walker": Delta({"iterations": 2500}),
+}
 
 
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
