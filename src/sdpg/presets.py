@@ -78,7 +78,7 @@ CPU = {
 }
 _CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 CPU_PIXELS = {
-    "cartpole": Delta({"iterations": 300}),
+    "cartpole": Delta({"iterations": 240}),
     "hopper": Delta({"iterations": 1500}),
     "walker": Delta({"iterations": 2500}),
 }

@@ -25,6 +25,14 @@ def test_the_cpu_preset_learns_to_balance_the_pole(tmp_path: Path) -> None:
     assert result["survived"] > 0.9
 
 
+@pytest.mark.slow
+def test_the_pole_is_balanced_from_pixels(tmp_path: Path) -> None:
+    """Half of the preset's iterations, and the same threshold: as much as from state."""
+    cfg = resolve("cartpole", obs="pixels")
+    train(replace(cfg, iterations=cfg.iterations // 2), tmp_path / "run")
+    assert evaluate(tmp_path / "run", episodes=32)["return"]["mean"] > 240.0
+
+
 RARE = """
 import torch
 from sdpg.tasks.cartpole import Cartpole
