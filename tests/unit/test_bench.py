@@ -59,8 +59,8 @@ def test_iteration() -> None:
     assert algorithm.exploration_noise is before  # the stopwatch has let go
     seconds = result["seconds"]
     assert set(seconds) == {
-        "noise", "policy", "physics", "task functions", "restarts", "value", "actor update", "critic update",
-        "normaliser", "other",
+        "noise", "policy", "physics", "task functions", "restarts", "quarantine", "value", "actor update",
+        "critic update", "normaliser", "other",
     }  # fmt: skip
     assert all(value > 0 for value in seconds.values())
     assert 0 < result["ratio_to_raw"] < 1 and result["iteration_seconds"] > result["raw_seconds"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from sdpg.bench.sim import timed
 from sdpg.build import collecting, default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
+from sdpg.quarantine import Quarantine
 from sdpg.sim.cpu import CpuSim
 
 
@@ -97,6 +99,7 @@ def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
+    watch.watch(env, "column watch", "quarantine")
     if env.eyes is not None:
         watch.watch(env.eyes, "look", "rendering")
     watch.watch(algo, "_target_value", "value")
@@ -138,6 +141,9 @@ def run(options: Options) -> dict[str, Any]:
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     assert isinstance(env.sim, CpuSim)
     native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
+    Quarantine(
+        env, Path(), {}, cfg.algo.horizon, 0, warn=lambda message: None
+    )  # remembers as in training, writes nothing
     controls, stop = _controls(env)
     watch = watch_iteration(algo, env)
     rows: list[dict[str, float]] = []
