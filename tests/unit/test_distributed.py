@@ -87,14 +87,14 @@ def _speak(group: Group) -> None:
         if rank == 1:
             raise SdpgError("no such thing")
 
-    with pytest.raises(SdpgError, match="^rank 1: no such thing$"):
+    with pytest.raises(SdpgError, match=r"^rank 1: no such thing$"):
         group.together(wrong)
 
     def wrong_first() -> None:
         raise SdpgError(f"no folder {rank}")
 
     for act in (group.first, group.together):
-        with pytest.raises(SdpgError, match="^no folder 0$"):
+        with pytest.raises(SdpgError, match=r"^no folder 0$"):
             act(wrong_first)
     count, mean, var = moments(torch.arange(2.0 * rank).view(-1, 1), group)  # (), (0, 1), (0, 1, 2, 3)
     assert (count.item(), mean.item()) == (6.0, 7.0 / 6.0)
