@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +19,7 @@ from sdpg.errors import SdpgError
 
 if TYPE_CHECKING:  # `sdpg --help` does not wait for torch
     from torch import Tensor
+    from torch.distributed import Store
 
 T = TypeVar("T")
 
@@ -133,13 +136,18 @@ class _Ranks(Group):
         try:
             yield
         except RuntimeError as error:
-            reason = re.sub(r"^\[[^]]*\] ", "", str(error).split("\n")[0]).rstrip(". ")
+            reason = _reason(error)
             silent = re.search("timed? ?out", reason, re.IGNORECASE)
             who = f"rank {1 - self.rank}" if self.size == 2 else f"rank {self.rank}: another rank"
             what = f"has not answered for {TIMEOUT:.0f} s" if silent else "is gone"
             raise RankLost(
                 f"{who} {what} ({reason}); the last checkpoint is good: start again with --resume auto"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence, without the line of source code that gloo puts before it."""
+    return re.sub(r"\[[^]]*\.(cc|cpp):\d+\] ", "", str(error).split("\n")[0]).split(". ")[0].rstrip(".")
 
 
 def _attempt(act: Callable[[], T]) -> tuple[T | None, str | None]:
@@ -166,13 +174,42 @@ def join() -> Iterator[Group]:
         yield ALONE
         return
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
+    timeout = timedelta(seconds=TIMEOUT)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        place = dist.PrefixStore(_fresh_name(store, rank, size), store)
+        dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).split("\n")[0].rstrip(". ")
         raise SdpgError(
-            f"WORLD_SIZE is {_world_size()}, but its ranks do not meet ({reason}); start them by torchrun, or unset it"
+            f"WORLD_SIZE is {_world_size()}, but its ranks do not meet ({_reason(error)}); start them by torchrun, or "
+            "unset it"
         ) from error
     yield _Ranks()
     dist.destroy_process_group()  # after an error the process ends, and others may still be speaking
+
+
+def _fresh_name(store: Store, rank: int, size: int) -> str:
+    """A name that the ranks of this start, and no others, share. torchrun keeps its store when it starts ranks anew:
+    what the dead ones left there, their addresses among it, must not be taken for that of the living. So every rank
+    calls out a word that nobody has heard, and rank 0 answers it with the name."""
+    if rank:
+        word = secrets.token_hex(8)
+        store.set(f"sdpg/word/{rank}", word)
+        name = store.get(f"sdpg/answer/{word}").decode()  # waits for it
+        store.set(f"sdpg/heard/{name}/{rank}", "")
+        return f"sdpg/{name}"
+    name, missing = secrets.token_hex(8), set(range(1, size))
+    given_up = time.monotonic() + TIMEOUT
+    while missing:
+        if time.monotonic() > given_up:
+            raise RuntimeError(f"no word of rank {min(missing)} for {TIMEOUT:.0f} s")
+        for other in sorted(missing):
+            if store.check([f"sdpg/word/{other}"]):  # that of an earlier start is answered, too: nobody waits for it
+                store.set(f"sdpg/answer/{store.get(f'sdpg/word/{other}').decode()}", name)
+            if store.check([f"sdpg/heard/{name}/{other}"]):
+                missing.remove(other)
+        time.sleep(0.02)
+    return f"sdpg/{name}"
