@@ -29,7 +29,7 @@ TIMEOUT = 120.0
 
 
 class RankLost(SdpgError):
-    """Another rank is gone, or silent. Every rank that is left says so: nobody knows whether rank 0 still can."""
+    """Another rank is gone, silent or never came. Every rank that is left says so: rank 0 may be the one."""
 
 
 class Group:
@@ -160,11 +160,11 @@ def _attempt(act: Callable[[], T]) -> tuple[T | None, str | None]:
 
 def my_rank() -> int:
     """This process among those of its run, as torchrun numbers them; known before they have met."""
-    return int(os.environ.get("RANK", "0")) if _world_size() > 1 else 0
+    return int(os.environ.get("RANK") or 0) if _world_size() > 1 else 0
 
 
 def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ def join() -> Iterator[Group]:
         place = dist.PrefixStore(_fresh_name(store, rank, size), store)
         dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise SdpgError(
+        raise RankLost(
             f"WORLD_SIZE is {_world_size()}, but its ranks do not meet ({_reason(error)}); start them by torchrun, or "
             "unset it"
         ) from error

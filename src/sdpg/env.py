@@ -60,8 +60,9 @@ class BranchedEnv:
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
         self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # return, length; of all ranks
         self._episodes = 0  # nominal episodes that went through `_finished`
-        self._news: list[tuple[int, int, float, int]] = []  # step, row, return, length: not yet shared with other ranks
-        self._steps = 0  # since they were last shared
+        # What the other ranks have not heard of: step, row, return, length; how many, and steps since they last heard.
+        self._news: deque[tuple[int, int, float, int]] = deque(maxlen=WINDOW)
+        self._unshared = self._steps = 0
         self._seen = True  # whether the eyes have looked at the state that the nominals are in now
         self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)  # (N,) began since they last looked
         self._begin(torch.arange(num_nominal, device=self.device))
@@ -170,15 +171,20 @@ class BranchedEnv:
     @property
     def episodes(self) -> int:
         """Nominal episodes finished so far."""
-        return self._episodes + len(self._news)
+        return self._episodes + self._unshared
 
     def share_episodes(self, group: Group) -> None:
         """Tell the other ranks of the episodes that finished since the last call, and hear of theirs. From here on
         every rank averages over all of them, in the order in which one process would have seen them."""
-        news = sorted(episode for theirs in group.everyones(self._news) for episode in theirs)
+        every = group.everyones((list(self._news), self._unshared))
+        news = sorted(episode for theirs, _ in every for episode in theirs)
         self._finished.extend((total, length) for _, _, total, length in news)
-        self._episodes += len(news)
-        self._news, self._steps = [], 0
+        self._episodes += sum(count for _, count in every)
+        self._forget_news()
+
+    def _forget_news(self) -> None:
+        self._news.clear()
+        self._unshared = self._steps = 0
 
     def _last_episodes(self) -> list[tuple[float, int]]:
         mine = ((total, length) for _, _, total, length in self._news)
@@ -226,7 +232,8 @@ class BranchedEnv:
         self._start_rng.counter.copy_(state["start_rng"])
         self._step_rng.counter.copy_(state["step_rng"])
         self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
-        self._episodes, self._news, self._steps = int(state["episodes"]), [], 0
+        self._episodes = int(state["episodes"])
+        self._forget_news()
         self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
         if self.eyes is not None:
             self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
@@ -281,6 +288,7 @@ class BranchedEnv:
         totals, lengths = self._episode_return[rows].tolist(), self._clock[rows].tolist()
         for row, total, length in zip(self.rows[rows].tolist(), totals, lengths, strict=True):
             self._news.append((self._steps, row, total, length))
+        self._unshared += len(rows)
 
 
 _OF_ALL = ("finished", "episodes", "seen")  # in a state: alike on every rank; all else has an axis of rows or worlds

@@ -31,10 +31,11 @@ from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group, RankLost, _fresh_name, join, my_rank
-from sdpg.env import BranchedEnv, join_rows, part_of_rows
+from sdpg.env import WINDOW, BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
 from sdpg.nn.modules import Normalizer, moments
 from sdpg.plan import make_plan
+from sdpg.sim.toy import ToyTask
 
 
 class _OneOf(Group):
@@ -214,6 +215,30 @@ def test_a_rank_waits_for_torchrun_to_end_it() -> None:
         assert stop()
 
 
+def test_episodes_of_all_ranks_are_averaged_in_the_order_of_one_process() -> None:
+    """Each rank's last 100 are enough to know the last 100 of all."""
+    toy = ToyTask(limit=0.5, start_std=0.6)
+    whole, *parts = (BranchedEnv(toy, toy.sim(n), n, seed=1, first_row=first) for n, first in ((6, 0), (3, 0), (3, 3)))
+    for env in (whole, *parts):
+        for _ in range(60):
+            env.restart(env.step(torch.zeros(*env.grid, 1)))
+    told = [(list(env._news), env._unshared) for env in parts]
+
+    class Heard(Group):
+        def everyones(self, thing: Any) -> list[Any]:
+            assert thing in told
+            return told
+
+    expected = whole.mean_episode()
+    assert whole.episodes > 2 * WINDOW
+    whole.share_episodes(ALONE)
+    assert whole.mean_episode() == expected
+    for env in parts:
+        env.share_episodes(Heard())
+        assert (env.mean_episode(), env.episodes) == (expected, whole.episodes)
+        assert torch.equal(env.state_dict()["finished"], whole.state_dict()["finished"])
+
+
 # --- one rank and two -------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +351,36 @@ def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
         if name != "run/seconds":
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(parts[name])), name
     _assert_close(tmp_path / "hopper-1", tmp_path / "2-1-2")
+
+
+def _drift(group: Group, folder: str) -> None:
+    made: list[Sdpg] = []
+    build = train._build
+
+    def building(*arguments: Any) -> tuple[BranchedEnv, Sdpg]:
+        env, algo = build(*arguments)
+        made.append(algo)
+        return env, algo
+
+    def nudge() -> bool:
+        if group.rank == 1 and made[0].iteration == 1:
+            made[0].critic.value.bias.data.add_(1e-3)
+        return False
+
+    train._build = building  # type: ignore[assignment]
+    messages: list[str] = []
+    train.train(
+        _cfg("cartpole", 2), Path(folder) / "run", stop=nudge, group=group,
+        report=lambda what, facts: messages.append(facts["message"]) if what == "warning" else None,
+    )  # fmt: skip
+    assert len(messages) == (group.rank == 0) and all("all have those of rank 0 now" in m for m in messages)
+    biases = group.everyones(made[0].critic.value.bias.item())
+    assert biases[0] == biases[1]
+
+
+def test_ranks_that_drifted_apart_are_told_and_mended(tmp_path: Path) -> None:
+    """Machines of two kinds may round differently."""
+    _ranks("_drift", tmp_path)
 
 
 # --- under torchrun ---------------------------------------------------------------------------------------------------

@@ -38,8 +38,10 @@ def trunk(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.
 
 def moments(x: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor, Tensor]:
     """Number, mean and variance of the samples x (n, D) of all ranks: (D,) float64 each; NaN of no sample at all."""
-    var, mean = torch.var_mean(x, dim=0, correction=0) if len(x) else x.new_zeros(2, x.shape[-1])
-    # float32 sums in a tree: exact enough, and fast; what the ranks found is merged in float64
+    if len(x):
+        var, mean = torch.var_mean(x, dim=0, correction=0)  # float32 sums in a tree: exact enough, and fast
+    else:
+        var, mean = x.new_zeros(2, x.shape[-1])
     mine = torch.stack((torch.full_like(mean, len(x)), mean, var)).double()
     counts, means, variances = group.stack(mine).unbind(1)  # (ranks, D) each
     count = counts.sum(0)
