@@ -359,7 +359,7 @@ def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None, g
         algo.load_state_dict(saved.state["algo"])
         if env is not None:
             env.load_state_dict(part_of_rows(saved.state["env"], group.rank, group.size))
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SdpgError(
             f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
