@@ -264,10 +264,11 @@ class _Run:
             self.log.write(self.row)
         self.report("iteration", self.row)
 
-    def _save(self, patience: float = 0.0) -> str | None:
+    def _save(self, patience: float | None = None) -> str | None:
         """A checkpoint of now, of all ranks. What went wrong is returned: nothing is lost as long as the run goes on.
 
-        The one save that can't wait for a later one is tried for a while: space may be made, a disk come back.
+        The one save that can't wait for a later one is tried for `patience` seconds: space may be made, a disk come
+        back.
         """
         if self.algo.iteration == self.saved_at:
             return None
@@ -286,11 +287,12 @@ class _Run:
             self.warn("the ranks' networks were no longer the same to the last bit; all have those of rank 0 now")
             self.algo.load_state_dict(self.group.first(self.algo.state_dict))
 
-    def _write(self, states: Sequence[dict[str, torch.Tensor]], patience: float) -> str | None:
-        given_up = time.monotonic() + patience
+    def _write(self, states: Sequence[dict[str, torch.Tensor]], patience: float | None) -> str | None:
         trouble = self._try_to_write(states)
-        if trouble is not None and patience:
-            self.warn(f"{trouble}; trying again for {patience:.0f} s: free some space")
+        if trouble is None or patience is None:
+            return trouble
+        given_up = time.monotonic() + patience
+        self.warn(f"{trouble}; trying again for {patience:.0f} s: free some space")
         while trouble is not None and time.monotonic() < given_up:
             time.sleep(RETRY)
             trouble = self._try_to_write(states)

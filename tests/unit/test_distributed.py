@@ -217,10 +217,10 @@ def test_a_rank_waits_for_torchrun_to_end_it() -> None:
 
 def test_episodes_of_all_ranks_are_averaged_in_the_order_of_one_process() -> None:
     """Each rank's last 100 are enough to know the last 100 of all."""
-    toy = ToyTask(limit=0.5, start_std=0.6)
+    toy = ToyTask(limit=0.5, start_std=0.6, episode_steps=2)
     whole, *parts = (BranchedEnv(toy, toy.sim(n), n, seed=1, first_row=first) for n, first in ((6, 0), (3, 0), (3, 3)))
     for env in (whole, *parts):
-        for _ in range(60):
+        for _ in range(100):
             env.restart(env.step(torch.zeros(*env.grid, 1)))
     told = [(list(env._news), env._unshared) for env in parts]
 
