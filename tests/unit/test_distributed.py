@@ -174,10 +174,13 @@ def test_the_first_segment_of_two_ranks_is_that_of_one_bit_for_bit(task: str) ->
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts], dim=1)), name
 
 
-def test_rows_are_joined_and_parted() -> None:
+@pytest.mark.parametrize("obs", ["state", "pixels"])
+def test_rows_are_joined_and_parted(obs: str) -> None:
     """A checkpoint looks as if one process had written it."""
-    whole = make_env("hopper", 6, 2, seed=3, threads=1)
-    parts = [make_env("hopper", 3, 2, seed=3, threads=1, first_row=first) for first in (0, 3)]
+    whole = make_env("hopper", 6, 2, 3, 1, obs)
+    parts = [make_env("hopper", 3, 2, 3, 1, obs, first_row=first) for first in (0, 3)]
+    for env in (whole, *parts):
+        env.observe()  # looks, if it has eyes
     joined = join_rows([env.state_dict() for env in parts])
     expected = whole.state_dict()
     assert list(joined) == list(expected)
@@ -276,10 +279,13 @@ def _assert_close(one: Path, other: Path) -> None:
             assert their_row[name] == close, name
 
 
-def _cfg(task: str, iterations: int) -> TrainCfg:
+def _cfg(task: str, iterations: int, obs: str = "state") -> TrainCfg:
     """Its episodes end now and then, and its learning rates do not depend on where it stops."""
-    cfg = tiny(task, iterations=iterations, num_nominal=8, num_auxiliary=3, horizon=12, checkpoint_every=100)
+    cfg = tiny(task, obs, iterations=iterations, num_nominal=8, num_auxiliary=3, horizon=12, checkpoint_every=100)
     return replace(cfg, algo=replace(cfg.algo, schedule_iterations=10))
+
+
+KINDS = [("cartpole", "state"), ("hopper", "state"), ("cartpole", "pixels")]
 
 
 def _fragile(group: Group, folder: str) -> None:
@@ -306,8 +312,8 @@ def _fragile(group: Group, folder: str) -> None:
 
 def _two_ranks_train(group: Group, folder: str) -> None:
     _fragile(group, folder)
-    for task in ("cartpole", "hopper"):
-        train.train(_cfg(task, 10), Path(folder) / f"{task}-2", group=group)
+    for task, obs in KINDS:
+        train.train(_cfg(task, 10, obs), Path(folder) / f"{task}-{obs}-2", group=group)
     asked = iter([False] * 4 + [group.rank == 1])  # one rank is asked to stop
     summary = train.train(_cfg("hopper", 10), Path(folder) / "parts", stop=asked.__next__, group=group)
     assert (summary["reason"], summary["iteration"]) == ("stopped", 4)
@@ -328,10 +334,10 @@ def _two_ranks_go_on(group: Group, folder: str) -> None:
 @pytest.mark.slow
 def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
     _ranks("_two_ranks_train", tmp_path)
-    for task in ("cartpole", "hopper"):
-        train.train(_cfg(task, 10), tmp_path / f"{task}-1")
-        _assert_close(tmp_path / f"{task}-1", tmp_path / f"{task}-2")
-    assert log.read(tmp_path / "hopper-2")[-1]["Train/episodes"] > 0  # else nothing was shared
+    for task, obs in KINDS:
+        train.train(_cfg(task, 10, obs), tmp_path / f"{task}-{obs}-1")
+        _assert_close(tmp_path / f"{task}-{obs}-1", tmp_path / f"{task}-{obs}-2")
+    assert log.read(tmp_path / "hopper-state-2")[-1]["Train/episodes"] > 0  # else nothing was shared
     # Failed worlds are left out alike.
     _fragile(ALONE, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
@@ -346,11 +352,11 @@ def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
     # Two ranks go on bit for bit; two, one and two within rounding.
     train.train(_cfg("hopper", 7), tmp_path / "2-1-2", resume=True)
     _ranks("_two_ranks_go_on", tmp_path)
-    whole, parts = _state(tmp_path / "hopper-2"), _state(tmp_path / "parts")
+    whole, parts = _state(tmp_path / "hopper-state-2"), _state(tmp_path / "parts")
     for name, value in whole.items():
         if name != "run/seconds":
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(parts[name])), name
-    _assert_close(tmp_path / "hopper-1", tmp_path / "2-1-2")
+    _assert_close(tmp_path / "hopper-state-1", tmp_path / "2-1-2")
 
 
 def _drift(group: Group, folder: str) -> None:
