@@ -33,9 +33,10 @@ def model_bytes(model: mujoco.MjModel) -> bytes:
     return buffer.tobytes()
 
 
-def default_threads() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_threads(processes: int = 1) -> int:
+    """The cores this process may use, if it shares them with others like it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
 
 
 @contextmanager
@@ -58,8 +59,9 @@ def make_env(
     threads: int = 0,
     obs: str = "state",
     max_value: float = MAX_VALUE,
+    first_row: int = 0,
 ) -> BranchedEnv:
-    """N = num_nominal rows of K = 1 + num_auxiliary branches; threads = 0 takes every core.
+    """N = num_nominal rows of K = 1 + num_auxiliary branches, counted from `first_row`; threads = 0 takes every core.
 
     Cameras are there if the observation kind `obs` needs them; only the N nominal worlds are rendered.
     """
@@ -75,7 +77,7 @@ def make_env(
     sim = CpuSim(model, worlds, threads, task.reads)
     cameras = {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
     eyes = make_eyes(model, cameras, num_nominal, threads) if cameras else None
-    return BranchedEnv(task, sim, num_nominal, seed, eyes=eyes, max_value=max_value)
+    return BranchedEnv(task, sim, num_nominal, seed, first_row, eyes, max_value)
 
 
 def one_world(task: Task, model: mujoco.MjModel, seed: int, row: int, max_value: float) -> BranchedEnv:

@@ -25,10 +25,10 @@ class TrainCfg:
     """Stop after this much wall-clock time, if earlier."""
     seed: int = 0
     threads: int = 0
-    """CPU threads; 0: all cores."""
+    """CPU threads of each process; 0: all cores, shared among those of the machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_nominal: int = 64
-    """Nominal worlds N: what the policy sees and what is rendered."""
+    """Nominal worlds N, over all ranks: what the policy sees and what is rendered."""
     num_auxiliary: int = 63
     """Physics-only branches M of each nominal."""
     checkpoint_every: int = 50
@@ -40,7 +40,7 @@ class TrainCfg:
     max_value: float = MAX_VALUE
     """A world with a larger number in its positions, velocities, observations or reward has exploded: it fails."""
     memory_gb: float | None = None
-    """Memory that the run may take, in GB; not given: what is free."""
+    """Memory that the run may take on a machine, in GB; not given: what is free."""
     track: Literal["none", "wandb", "trackio"] = "none"
     """Also log to this tracker; pip install 'sdpg[wandb]' or 'sdpg[trackio]'."""
     track_project: str = "sdpg"

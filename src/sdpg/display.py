@@ -46,6 +46,8 @@ class Display:
         elif what == "start":
             how = "going on" if facts["iteration"] else "training"
             worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
+            if facts["ranks"] > 1:
+                worlds += f" on each of {facts['ranks']} ranks"
             self._print(f"{how}: {facts['task']}, {worlds}, in {facts['run']}")
         elif what == "iteration":
             self._iteration(facts)
@@ -90,7 +92,8 @@ def _memory(facts: Mapping[str, Any]) -> str:
     parts = sorted(facts["parts_mb"].items(), key=lambda part: -part[1])
     told = ", ".join(f"{name} {size:.0f}" for name, size in parts if size >= 1.0)
     limit = "" if facts["limit_mb"] is None else f" of {facts['limit_mb'] / 1024:.1f} GB"
-    return f"memory: about {facts['total_mb'] / 1024:.1f}{limit} ({told} MB)"
+    rank = "" if facts["ranks"] == 1 else " per rank"
+    return f"memory: about {facts['total_mb'] / 1024:.1f}{limit}{rank} ({told} MB)"
 
 
 _END = {"iterations": "finished", "minutes": "time is up", "stopped": "stopped, saved"}

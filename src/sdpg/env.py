@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from sdpg.distributed import Group
 from sdpg.errors import SdpgError
 from sdpg.render.stack import Eyes
 from sdpg.rng import RowRng
@@ -57,8 +58,11 @@ class BranchedEnv:
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
         self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
-        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self.episodes = 0  # nominal episodes finished so far
+        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # return, length; of all ranks
+        self._episodes = 0  # nominal episodes that went through `_finished`
+        # What the other ranks have not heard of: step, row, return, length; how many, and steps since they last heard.
+        self._news: deque[tuple[int, int, float, int]] = deque(maxlen=WINDOW)
+        self._unshared = self._steps = 0
         self._seen = True  # whether the eyes have looked at the state that the nominals are in now
         self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)  # (N,) began since they last looked
         self._begin(torch.arange(num_nominal, device=self.device))
@@ -113,6 +117,7 @@ class BranchedEnv:
             ctrl = task.control(self.physics(), memory, action)
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
         self._clock += 1
+        self._steps += 1
         self._apart[:, 1:] += 1
         self._seen = False
         x = self.physics()
@@ -157,10 +162,33 @@ class BranchedEnv:
 
     def mean_episode(self) -> tuple[float, float]:
         """Mean return and length of the last finished nominal episodes; NaN before the first."""
-        if not self._finished:
+        finished = self._last_episodes()
+        if not finished:
             return float("nan"), float("nan")
-        returns, lengths = zip(*self._finished, strict=True)
+        returns, lengths = zip(*finished, strict=True)
         return sum(returns) / len(returns), sum(lengths) / len(lengths)
+
+    @property
+    def episodes(self) -> int:
+        """Nominal episodes finished so far."""
+        return self._episodes + self._unshared
+
+    def share_episodes(self, group: Group) -> None:
+        """Tell the other ranks of the episodes that finished since the last call, and hear of theirs. From here on
+        every rank averages over all of them, in the order in which one process would have seen them."""
+        every = group.everyones((list(self._news), self._unshared))
+        news = sorted(episode for theirs, _ in every for episode in theirs)
+        self._finished.extend((total, length) for _, _, total, length in news)
+        self._episodes += sum(count for _, count in every)
+        self._forget_news()
+
+    def _forget_news(self) -> None:
+        self._news.clear()
+        self._unshared = self._steps = 0
+
+    def _last_episodes(self) -> list[tuple[float, int]]:
+        mine = ((total, length) for _, _, total, length in self._news)
+        return [*self._finished, *mine][-WINDOW:]
 
     def column(self, branch: int) -> dict[str, Tensor]:
         """What decides how the worlds of a column go on, given their actions: name -> (N, ...)."""
@@ -182,8 +210,8 @@ class BranchedEnv:
         return self.sim.complaint(int(self._worlds[row, branch]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that decides how the environment goes on."""
-        finished = torch.tensor(list(self._finished), dtype=torch.float64).view(-1, 2)
+        """Everything that decides how the environment goes on; `join_rows` puts those of several ranks together."""
+        finished = torch.tensor(self._last_episodes(), dtype=torch.float64).view(-1, 2)
         mine = {
             "clock": self._clock.clone(),
             "episode_return": self._episode_return.clone(),
@@ -204,7 +232,8 @@ class BranchedEnv:
         self._start_rng.counter.copy_(state["start_rng"])
         self._step_rng.counter.copy_(state["step_rng"])
         self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
-        self.episodes = int(state["episodes"])
+        self._episodes = int(state["episodes"])
+        self._forget_news()
         self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
         if self.eyes is not None:
             self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
@@ -256,9 +285,32 @@ class BranchedEnv:
         self._memory = memory
 
     def _finish(self, rows: Tensor) -> None:
-        pairs = zip(self._episode_return[rows].tolist(), self._clock[rows].tolist(), strict=True)
-        self._finished.extend(pairs)
-        self.episodes += len(rows)
+        totals, lengths = self._episode_return[rows].tolist(), self._clock[rows].tolist()
+        for row, total, length in zip(self.rows[rows].tolist(), totals, lengths, strict=True):
+            self._news.append((self._steps, row, total, length))
+        self._unshared += len(rows)
+
+
+_OF_ALL = ("finished", "episodes", "seen")  # in a state: alike on every rank; all else has an axis of rows or worlds
+
+
+def join_rows(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """`state_dict`s of all ranks -> that of one process with all rows. A row's worlds follow each other, too."""
+    if len(states) == 1:
+        return states[0]
+    return {
+        name: values if name in _OF_ALL else torch.cat([state[name] for state in states])
+        for name, values in states[0].items()
+    }
+
+
+def part_of_rows(state: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
+    """The inverse: what a rank takes of it."""
+
+    def part(values: Tensor) -> Tensor:
+        return values[rank * len(values) // size : (rank + 1) * len(values) // size]
+
+    return {name: values if name in _OF_ALL else part(values) for name, values in state.items()}
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import mujoco
 
 from sdpg.build import compile_scene
 from sdpg.config import TrainCfg
+from sdpg.distributed import ALONE, Group
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import picture_cost
 from sdpg.quarantine import STEPS
@@ -37,6 +38,7 @@ class Plan:
     per_nominal: dict[str, int]
     num_nominal: int
     limit: float | None  # bytes that the run may have; None: unknown
+    ranks: int = 1  # of several, this is the plan of each: its share of the nominals and of its machine
 
     @property
     def parts(self) -> dict[str, int]:
@@ -58,20 +60,24 @@ class Plan:
             "total_mb": self.total / 2**20,
             "limit_mb": None if self.limit is None else self.limit / 2**20,
             "parts_mb": {name: size / 2**20 for name, size in self.parts.items()},
+            "ranks": self.ranks,
         }
 
     def refuse_what_does_not_fit(self) -> None:
         if self.limit is None or self.total <= self.limit:
             return
-        fix = f"give --num-nominal {self.largest} or less" if self.largest else "give fewer --num-auxiliary"
+        largest = self.largest * self.ranks
+        fix = f"give --num-nominal {largest} or less" if largest else "give fewer --num-auxiliary"
+        who = "this run" if self.ranks == 1 else f"each of the {self.ranks} ranks"
         raise SdpgError(
-            f"this run would take about {self.total / GB:.1f} GB of memory and may have {self.limit / GB:.1f} GB; "
+            f"{who} would take about {self.total / GB:.1f} GB of memory and may have {self.limit / GB:.1f} GB; "
             f"{fix}, or set --memory-gb if you know better"
         )
 
 
-def make_plan(cfg: TrainCfg) -> Plan:
+def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
     task = make_task(cfg.task)
+    num_nominal = cfg.num_nominal // group.size
     model, k, t = compile_scene(task), 1 + cfg.num_auxiliary, cfg.algo.horizon
     rows, rollout = _world_bytes(task, model)
     images, activations, parameters, runtime = 0, 0, 0, _RUNTIME["engine and torch"]
@@ -88,7 +94,7 @@ def make_plan(cfg: TrainCfg) -> Plan:
     if cameras:
         views = [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras]
         runtime += _RUNTIME[choose(model, views)[0]]
-    samples = min(cfg.algo.actor_chunk, t * cfg.num_nominal)
+    samples = min(cfg.algo.actor_chunk, t * num_nominal)
     fixed = {
         "program": resident_bytes() + runtime,
         # weights, gradients, two moments; as many again in passing when a checkpoint is written
@@ -98,7 +104,7 @@ def make_plan(cfg: TrainCfg) -> Plan:
     # What the quarantine remembers: the nominals' rows; actions, controls and a fingerprint of every branch.
     memory = max(STEPS, t) * (rows + k * (4 * (task.action_size + model.nu) + 8))
     per_nominal = {"physics": k * rows, "segment": k * t * rollout, "history": memory, "images": images}
-    return Plan(fixed, per_nominal, cfg.num_nominal, _limit(cfg.memory_gb))
+    return Plan(fixed, per_nominal, num_nominal, _limit(cfg.memory_gb, group.local_size), group.size)
 
 
 def _world_bytes(task: Task, model: mujoco.MjModel) -> tuple[int, int]:
@@ -110,11 +116,12 @@ def _world_bytes(task: Task, model: mujoco.MjModel) -> tuple[int, int]:
     return rows, 4 * (6 * d + 3 * a) + 64
 
 
-def _limit(memory_gb: float | None) -> float | None:
+def _limit(memory_gb: float | None, processes: int) -> float | None:
+    """Of one of the run's processes on this machine."""
     if memory_gb is not None:
-        return memory_gb * GB
+        return memory_gb * GB / processes
     free = free_bytes()
-    return None if free is None else _HEADROOM * (free + resident_bytes())
+    return None if free is None else _HEADROOM * (free / processes + resident_bytes())
 
 
 def free_bytes() -> int | None:

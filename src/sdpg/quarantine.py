@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sdpg.build import model_bytes
 from sdpg.checkpoint import write_atomic
+from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 
@@ -62,7 +63,8 @@ class Dump:
 
 
 class Quarantine:
-    """Watches an environment; `write` puts what was caught in an iteration into the run's folder."""
+    """Watches an environment; `write` puts what was caught in an iteration into the run's folder: of several ranks,
+    what one process would have caught."""
 
     def __init__(
         self,
@@ -72,39 +74,48 @@ class Quarantine:
         horizon: int,
         iteration: int,
         warn: Callable[[str], None],
+        group: Group = ALONE,
     ):
         """`about`: the task's name and what else a dump should tell; `iteration`: the one that the run goes on from."""
-        self._env, self._folder, self._about, self._warn = env, run / FOLDER, about, warn
+        self._env, self._folder, self._about, self._warn, self._group = env, run / FOLDER, about, warn, group
         # An auxiliary can be traced back to its nominal as long as the branching is still remembered.
         self._history: deque[Moment] = deque(maxlen=max(STEPS, horizon))
         self._caught: Dump | None = None
         self._what: list[str] = []  # is wrong with the first world that failed in this iteration
+        self._steps, self._when = 0, 0  # watched so far; until then
         found = sorted(self._folder.glob(f"*{SUFFIX}"))
         # A run that is resumed writes those of its later iterations again.
         self.dumps = [path for path in found if path.name.split("-")[0] <= f"{iteration:08}"]
         env.watch = self._watch
 
     def write(self, iteration: int, stops: bool = False) -> list[str]:
-        """Write what was caught in this iteration; what was wrong, [] if nothing was. A full disk costs a warning."""
-        if self._caught is not None and (stops or len(self.dumps) < MAX_DUMPS):
-            where = self._caught.about
-            path = self._folder / f"{iteration:08}-{where['row']}-{where['branch']}{SUFFIX}"
+        """Write what was caught in this iteration, on whatever rank; what was wrong, [] if nothing was. To be called by
+        every rank. A full disk costs a warning."""
+        mine = (self._when, self._group.rank, self._what, self._caught)
+        self._what, self._caught = [], None
+        caught = [theirs for theirs in self._group.everyones(mine) if theirs[2]]
+        if not caught:
+            return []
+        _, _, what, dump = min(caught, key=lambda theirs: theirs[:2])  # the earliest; of those, the lowest row
+        if dump is not None and self._group.rank == 0 and (stops or len(self.dumps) < MAX_DUMPS):
+            path = self._folder / f"{iteration:08}-{dump.about['row']}-{dump.about['branch']}{SUFFIX}"
             try:
                 self._folder.mkdir(exist_ok=True)
-                write_atomic(path, encode(self._caught, iteration))
+                write_atomic(path, encode(dump, iteration))
                 self.dumps.append(path)
             except OSError as error:
                 self._warn(f"can't write {path}: {error.strerror or error}; the run goes on without this dump")
-        what, self._what, self._caught = self._what, [], None
         return what
 
     def _watch(self, nominal: Mapping[str, Tensor], action: Tensor, control: Tensor, failed: Tensor) -> None:
         mine = action.clone()  # the caller's may change
         control = mine if control is action else control.clone()
         self._history.append(Moment(nominal, mine, control, fingerprint(self._env)))
+        self._steps += 1
         if self._what or not failed.any():
             return
         row, branch = failed.nonzero()[0].tolist()
+        self._when = self._steps
         self._what = blame(self._env, action, row, branch)
         self._caught = self._dump(row, branch)
 

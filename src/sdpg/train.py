@@ -1,4 +1,7 @@
-"""The run loop: collect, update, log, save; stopped by iterations, time, signals or too many failed worlds."""
+"""The run loop: collect, update, log, save; stopped by iterations, time, signals or too many failed worlds.
+
+Of several ranks, all run the same loop on their rows; rank 0 alone reads and writes the run's folder and reports.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,11 +22,12 @@ from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import collecting, default_threads, make_env
 from sdpg.config import TrainCfg
-from sdpg.env import BranchedEnv
+from sdpg.distributed import ALONE, Group
+from sdpg.env import BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
 from sdpg.folder import RunFolder, State, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
 from sdpg.log import RunLog
-from sdpg.plan import make_plan, resident_bytes
+from sdpg.plan import Plan, make_plan, resident_bytes
 from sdpg.quarantine import Quarantine
 from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
@@ -35,72 +39,124 @@ Report = Callable[[str, Mapping[str, Any]], None]
 "message"), "end"."""
 
 
+def _silent(what: str, facts: Mapping[str, Any]) -> None:
+    """Reports to nobody."""
+
+
 def train(
     cfg: TrainCfg,
     run_dir: Path | str | None = None,
     resume: bool = False,
-    report: Report = lambda what, facts: None,
+    report: Report = _silent,
     stop: Callable[[], bool] = lambda: False,
+    group: Group = ALONE,
 ) -> dict[str, Any]:
     """Run until `cfg.iterations`, `cfg.minutes` or `stop()`; the summary of the run.
 
-    With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped.
+    With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped. Every rank of `group`
+    makes this call; they stop if `stop()` holds on one of them.
     """
     started = time.monotonic()
     cfg.validate()
     if cfg.device == "cuda":
         raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
-    track.require(cfg.track)
-    saved = checkpoint.load(checkpoint.find(Path(run_dir))) if resume and run_dir is not None else None
+    if cfg.num_nominal % group.size:
+        nearest = max(1, round(cfg.num_nominal / group.size)) * group.size
+        raise SdpgError(f"num-nominal {cfg.num_nominal} can't be shared by {group.size} ranks; give {nearest}")
+    if group.rank:
+        report = _silent
+    saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume))
     before = cfg_from_dict(saved.cfg) if saved is not None else cfg
     if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
         length = before.algo.schedule_iterations or cfg.iterations
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=length))
     if saved is not None:
         refuse_another(before, cfg)
-    elif run_dir is not None:
-        refuse_what_is_there(Path(run_dir))
-    plan = make_plan(cfg)
-    plan.refuse_what_does_not_fit()
+    plan = group.together(lambda: _plan(cfg, group))
     report("plan", plan.facts())
-    threads = cfg.threads or default_threads()
+    threads = cfg.threads or default_threads(group.local_size)
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs, cfg.max_value)
-    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
-    earlier = 0.0  # seconds of other sessions
-    if saved is not None:
-        restore(saved, algo, env)
-        earlier = float(saved.state["run"]["seconds"])
-    folder = RunFolder(run_dir, cfg, env, resume, warn=lambda message: report("warning", {"message": message}))
-    run = _Run(cfg, folder, env, algo, report, clock=lambda: earlier + time.monotonic() - started)
-    report("start", {"run": str(folder.path), "task": cfg.task, "iteration": algo.iteration, "threads": threads})
+    env, algo = group.together(lambda: _build(cfg, saved, threads, group))
+    algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
+    earlier = float(saved.state["run"]["seconds"]) if saved is not None else 0.0  # seconds of other sessions
+
+    def take_up() -> _Run:
+        folder: RunFolder | None = None
+        if group.rank == 0:
+            folder = RunFolder(run_dir, cfg, env, resume, lambda message: report("warning", {"message": message}))
+        return _Run(cfg, folder, env, algo, report, lambda: earlier + time.monotonic() - started, group)
+
+    run = group.together(take_up)
+    facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
+    report("start", {"run": str(run.path), **facts})
     return run.loop(stop)
 
 
+def _look(cfg: TrainCfg, run: Path | None, resume: bool) -> checkpoint.Checkpoint | None:
+    """What the run goes on from; or nothing, and nothing that it would overwrite."""
+    track.require(cfg.track)
+    if run is not None and resume:
+        return checkpoint.load(checkpoint.find(run))
+    if run is not None:
+        refuse_what_is_there(run)
+    return None
+
+
+def _plan(cfg: TrainCfg, group: Group) -> Plan:
+    plan = make_plan(cfg, group)
+    plan.refuse_what_does_not_fit()
+    return plan
+
+
+def _build(cfg: TrainCfg, saved: checkpoint.Checkpoint | None, threads: int, group: Group) -> tuple[BranchedEnv, Sdpg]:
+    """The rows of this rank, and what learns from all of them."""
+    rows = cfg.num_nominal // group.size
+    env = make_env(
+        make_task(cfg.task), rows, cfg.num_auxiliary, cfg.seed, threads, cfg.obs, cfg.max_value, group.rank * rows
+    )
+    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed, group)
+    if saved is not None:
+        restore(saved, algo, env, group)
+    return env, algo
+
+
 class _Run:
-    """One session of a run; `clock` counts the seconds of all of its sessions."""
+    """One session of a run; `clock` counts the seconds of all of its sessions. Only rank 0 has a `folder`."""
 
     def __init__(
-        self, cfg: TrainCfg, folder: RunFolder, env: BranchedEnv, algo: Sdpg, report: Report, clock: Callable[[], float]
+        self,
+        cfg: TrainCfg,
+        folder: RunFolder | None,
+        env: BranchedEnv,
+        algo: Sdpg,
+        report: Report,
+        clock: Callable[[], float],
+        group: Group,
     ):
-        self.cfg, self.folder, self.env, self.algo, self.report, self.clock = cfg, folder, env, algo, report, clock
+        self.cfg, self.folder, self.env, self.algo = cfg, folder, env, algo
+        self.report, self.clock, self.group = report, clock, group
+        self.path = folder.path if folder is not None else Path()
         self.saved_at = algo.iteration
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         self.save_seconds = 0.0  # since the last row
         about = {"task": cfg.task, "versions": versions()}
-        self.quarantine = Quarantine(env, folder.path, about, cfg.algo.horizon, algo.iteration, self.warn)
-        try:
-            resume_at = algo.iteration if algo.iteration else None
-            self.log = RunLog(folder.path, self.warn, resume_at, track.open_trackers(cfg, folder.path, self.warn))
-        except OSError as error:
-            raise cant_write(folder.path, error) from error
+        self.quarantine = Quarantine(env, self.path, about, cfg.algo.horizon, algo.iteration, self.warn, group)
+        self.log: RunLog | None = None
+        if folder is not None:
+            try:
+                resume_at = algo.iteration if algo.iteration else None
+                self.log = RunLog(self.path, self.warn, resume_at, track.open_trackers(cfg, self.path, self.warn))
+            except OSError as error:
+                raise cant_write(self.path, error) from error
         self.status("running")
 
     def warn(self, message: str) -> None:
         self.report("warning", {"message": message})
 
     def status(self, state: State, message: str = "") -> None:
+        if self.folder is None:
+            return
         names = ("iteration", "iterations", "seconds", "mean_reward")
         summary = self._summary("")
         self.folder.status(state, {name: summary[name] for name in names}, message)
@@ -114,8 +170,10 @@ class _Run:
         else:
             self.status("interrupted" if summary["reason"] == "stopped" else "finished")
         finally:
-            self.log.close()
-            self.folder.close()
+            if self.log is not None:
+                self.log.close()
+            if self.folder is not None:
+                self.folder.close()
         self.report("end", summary)
         return summary
 
@@ -123,24 +181,26 @@ class _Run:
         cfg, algo = self.cfg, self.algo
         reason = "iterations"
         while algo.iteration < cfg.iterations:
-            if stop():
-                reason = "stopped"
-                break
-            if cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes:
-                reason = "minutes"
+            over = cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes
+            ends = self.group.sums({"stopped": stop(), "minutes": over})  # how many ranks say so
+            if any(ends.values()):
+                reason = next(name for name, ranks in ends.items() if ranks)
                 break
             self._iterate()
-        self._save_at_last()
+        trouble = self._save(PATIENCE)
+        if trouble is not None:
+            raise SdpgError(f"{trouble}; older checkpoints are untouched; free some space and --resume")
         return self._summary(reason)
 
     def _iterate(self) -> None:
-        cfg, algo, env = self.cfg, self.algo, self.env
+        cfg, algo, env, group = self.cfg, self.algo, self.env, self.group
         start = time.perf_counter()
         with collecting(env):
             rollout = algo.collect(env)
         middle = time.perf_counter()
-        failed = rollout.failed.float().mean().item()
-        what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed)
+        env.share_episodes(group)
+        failed = group.sums({"failed": rollout.failed.float().mean().item() / group.size})["failed"]
+        what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
             self._log({}, rollout, failed, middle - start, 0.0)
             self._save()
@@ -160,45 +220,91 @@ class _Run:
         self.save_seconds = time.perf_counter() - start
 
     def _log(self, metrics: Metrics, rollout: Rollout, failed: float, collecting: float, updating: float) -> None:
-        cfg, env = self.cfg, self.env
+        cfg, env, ranks = self.cfg, self.env, self.group.size
         iteration = self.algo.iteration + (not metrics)  # an iteration that was given up has its row too
-        worlds, steps = rollout.reward[0].numel(), rollout.reward.shape[0]  # N K, T
+        worlds, steps = rollout.reward[0].numel() * ranks, rollout.reward.shape[0]  # N K of all ranks, T
         mean_return, mean_length = env.mean_episode()
         sound = ~rollout.failed[-1, :, 0]  # (N,)
+        sums = self.group.sums(
+            {
+                "reward": rollout.reward[:, :, 0].mean().item() / ranks,
+                "failed_nominal": int(rollout.failed[:, :, 0].sum()),
+                "failed_auxiliary": int(rollout.failed[:, :, 1:].sum()),
+                "memory": resident_bytes() / 2**20,
+                "sound": int(sound.sum()),
+                **{f"term {name}": term[sound, 0].double().sum().item() for name, term in env.terms.items()},
+            }
+        )
         self.row = {
             "iteration": iteration,
             "seconds": self.clock(),
             "Train/mean_reward": mean_return,
             "Train/mean_episode_length": mean_length,
-            "Train/reward_per_step": rollout.reward[:, :, 0].mean().item() / cfg.algo.reward_scale,
+            "Train/reward_per_step": sums["reward"] / cfg.algo.reward_scale,
             "Train/episodes": env.episodes,
             "Train/env_steps": iteration * worlds * steps,
             "Train/images": iteration * steps * cfg.num_nominal * (len(env.eyes.cameras) if env.eyes else 0),
             "Train/failed": failed,
-            "Train/failed_nominal": int(rollout.failed[:, :, 0].sum()),
-            "Train/failed_auxiliary": int(rollout.failed[:, :, 1:].sum()),
+            "Train/failed_nominal": int(sums["failed_nominal"]),
+            "Train/failed_auxiliary": int(sums["failed_auxiliary"]),
             "Train/dumps": len(self.quarantine.dumps),
-            **{f"Episode_Reward/{name}": term[sound, 0].mean().item() for name, term in env.terms.items()},
+            **{
+                f"Episode_Reward/{name}": sums[f"term {name}"] / sums["sound"] if sums["sound"] else math.nan
+                for name in env.terms
+            },
             **metrics,
             "Perf/total_fps": worlds * steps / max(collecting + updating, 1e-9),
             "Perf/collect_seconds": collecting,
             "Perf/update_seconds": updating,
             "Perf/save_seconds": self.save_seconds,
-            "Perf/memory_mb": resident_bytes() / 2**20,
+            "Perf/memory_mb": sums["memory"],
         }
         self.save_seconds = 0.0
-        self.log.write(self.row)
+        if self.log is not None:
+            self.log.write(self.row)
         self.report("iteration", self.row)
 
-    def _save(self) -> str | None:
-        """A checkpoint of now. What went wrong is returned: nothing is lost as long as the run goes on."""
+    def _save(self, patience: float | None = None) -> str | None:
+        """A checkpoint of now, of all ranks. What went wrong is returned: nothing is lost as long as the run goes on.
+
+        The one save that can't wait for a later one is tried for `patience` seconds: space may be made, a disk come
+        back.
+        """
         if self.algo.iteration == self.saved_at:
             return None
-        state = {"algo": self.algo.state_dict(), "env": self.env.state_dict(), "run": {"seconds": self.clock()}}
+        self._keep_in_step()
+        states = self.group.to_first(self.env.state_dict())
+        trouble = self.group.first(lambda: self._write(states, patience))
+        if trouble is None:
+            self.saved_at = self.algo.iteration
+        return trouble
+
+    def _keep_in_step(self) -> None:
+        """Every rank takes the same steps, to the last bit on machines of one kind; on others, rank 0's word counts."""
+        bits = [p.detach().view(torch.int32).sum() for m in self.algo.modules.values() for p in m.parameters()]
+        every = self.group.stack(torch.stack(bits))  # (ranks, parameters)
+        if (every != every[0]).any():
+            self.warn("the ranks' networks were no longer the same to the last bit; all have those of rank 0 now")
+            self.algo.load_state_dict(self.group.first(self.algo.state_dict))
+
+    def _write(self, states: Sequence[dict[str, torch.Tensor]], patience: float | None) -> str | None:
+        trouble = self._try_to_write(states)
+        if trouble is None or patience is None:
+            return trouble
+        given_up = time.monotonic() + patience
+        self.warn(f"{trouble}; trying again for {patience:.0f} s: free some space")
+        while trouble is not None and time.monotonic() < given_up:
+            time.sleep(RETRY)
+            trouble = self._try_to_write(states)
+        return trouble
+
+    def _try_to_write(self, states: Sequence[dict[str, torch.Tensor]]) -> str | None:
+        assert self.folder is not None
+        state = {"algo": self.algo.state_dict(), "env": join_rows(states), "run": {"seconds": self.clock()}}
         root, keep, score = self.folder.checkpoints, self.cfg.keep_checkpoints, self.env.mean_episode()[0]
         try:
             if not self.folder.whole:
-                self.warn(f"the run folder {self.folder.path} was gone; made it anew, with what is known now")
+                self.warn(f"the run folder {self.path} was gone; made it anew, with what is known now")
                 self.folder.mend()
             path = checkpoint.save(
                 root,
@@ -210,22 +316,9 @@ class _Run:
             )
         except OSError as error:
             return f"can't save iteration {self.algo.iteration} in {root}: {error.strerror or error}"
-        self.saved_at = self.algo.iteration
         self.status("running")
         self.report("saved", {"checkpoint": str(path)})
         return None
-
-    def _save_at_last(self) -> None:
-        """The one save that can't wait for a later one is tried for a while: space may be made, a disk come back."""
-        given_up = time.monotonic() + PATIENCE
-        trouble = self._save()
-        if trouble is not None:
-            self.warn(f"{trouble}; trying again for {PATIENCE:.0f} s: free some space")
-        while trouble is not None and time.monotonic() < given_up:
-            time.sleep(RETRY)
-            trouble = self._save()
-        if trouble is not None:
-            raise SdpgError(f"{trouble}; older checkpoints are untouched; free some space and --resume")
 
     def _failure(self, what: str, failed: float) -> str:
         """The sentence that a run ends with; `what` was wrong first."""
@@ -247,7 +340,7 @@ class _Run:
     def _summary(self, reason: str) -> dict[str, Any]:
         mean_return, mean_length = self.env.mean_episode()
         return {
-            "run": str(self.folder.path),
+            "run": str(self.path),
             "task": self.cfg.task,
             "algorithm": self.cfg.algorithm,
             "reason": reason,
@@ -261,13 +354,14 @@ class _Run:
         }
 
 
-def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None) -> None:
-    """Put a checkpoint's state into freshly built objects; without `env`, the algorithm alone."""
+def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None, group: Group = ALONE) -> None:
+    """Put a checkpoint's state into freshly built objects, of its rows those of this rank; without `env`, the algorithm
+    alone."""
     try:
         algo.load_state_dict(saved.state["algo"])
         if env is not None:
-            env.load_state_dict(saved.state["env"])
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            env.load_state_dict(part_of_rows(saved.state["env"], group.rank, group.size))
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SdpgError(
             f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
@@ -276,12 +370,16 @@ def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None) -
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Within, the first SIGINT or SIGTERM asks the run to stop after its iteration; the second ends the process."""
+def stop_on_signals(group: Group = ALONE) -> Iterator[Callable[[], bool]]:
+    """Within, the first SIGINT or SIGTERM asks the run to stop after its iteration; the second ends the process.
+
+    A rank may get the first one twice, from a cluster that tells every process and from torchrun that passes it on; it
+    is torchrun that ends those who take too long.
+    """
     caught: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if caught:
+        if caught and group.size == 1:
             os._exit(128 + number)
         caught.append(number)
 

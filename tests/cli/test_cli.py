@@ -185,7 +185,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
 def test_options_reach_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     seen: dict[str, Any] = {}
 
-    def fake(cfg: Any, run: Any, resume: bool, report: Any, stop: Any) -> dict[str, Any]:
+    def fake(cfg: Any, run: Any, resume: bool, report: Any, stop: Any, group: Any) -> dict[str, Any]:
         seen.update(cfg=cfg, run=run, resume=resume)
         report("warning", {"message": "careful"})
         return {}
@@ -268,7 +268,7 @@ class _Terminal:
     """Reports to a display as a run does."""
 
     def __init__(self, display: Any):
-        display("start", {"run": "r", "task": "cartpole", "iteration": 0, "threads": 1})
+        display("start", {"run": "r", "task": "cartpole", "iteration": 0, "threads": 1, "ranks": 1})
         for i in (1, 2):
             row = {"iteration": i, "seconds": 3600.0 * i, "Train/mean_reward": 1.0, "Train/mean_episode_length": 9.0}
             display("iteration", row | {"Perf/total_fps": 1000.0})

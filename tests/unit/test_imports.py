@@ -10,7 +10,7 @@ import pytest
 from conftest import SRC
 
 LAYERS = [
-    {"types", "rng", "errors"},
+    {"types", "rng", "errors", "distributed"},
     {"sim", "render", "nn", "tasks"},  # do not see each other
     {"env"},
     {"algos"},

@@ -1,13 +1,15 @@
-"""What algorithms share: their checkpoints, learning-rate schedules, a guarded optimiser step."""
+"""What algorithms share: their checkpoints, learning-rate schedules, a guarded optimiser step over all ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sdpg.distributed import ALONE, Group
 
 
 class Algorithm:
@@ -45,15 +47,28 @@ def linear_lr(iteration: int, total: int, first: float, last: float) -> float:
     return first + (last - first) * min(1.0, iteration / max(1, total))
 
 
-def clipped_step(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float) -> float:
-    """One clipped step down the sum of `losses`, each of whose graphs is gone before the next is made; the gradient's
-    norm. A gradient that is not finite is left out: no step."""
+def clipped_step(
+    optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float, group: Group = ALONE
+) -> float:
+    """One clipped step down the sum of `losses` over all ranks, each of whose graphs is gone before the next is made;
+    the gradient's norm. A gradient that is not finite, on whatever rank, is left out: no step."""
     parameters = optimizer.param_groups[0]["params"]
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:
         loss.backward()
+    _sum_gradients(parameters, group)
     norm = nn.utils.clip_grad_norm_(parameters, max_norm).item()
-    if math.isfinite(norm):
+    if 0.0 < norm < math.inf:  # where there was no sample, momentum alone must not move anything
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
     return norm
+
+
+def _sum_gradients(parameters: Sequence[Tensor], group: Group) -> None:
+    """Gradients of all ranks, added up in one message; a rank that had no sample brings zeros."""
+    if group.size == 1:
+        return
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = group.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from sdpg.algos.base import Algorithm, clipped_step, cosine_lr, linear_lr
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
+from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import Convolutions, make_encoders, use_bfloat16
-from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer
+from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer, moments
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Obs, Rollout
 
@@ -163,10 +164,21 @@ def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: st
 
 
 class Sdpg(Algorithm):
-    """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed."""
+    """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed.
 
-    def __init__(self, cfg: SdpgCfg, env: BranchedEnv, sources: tuple[str, ...] = ("state",), seed: int = 0):
-        self.cfg, self.sources, self.seed = cfg, sources, seed
+    Each rank of a `group` collects from its own rows and draws every batch as if it had all of them; what a batch's
+    samples say is summed over the ranks. So all of them take the steps that one process with all rows would take.
+    """
+
+    def __init__(
+        self,
+        cfg: SdpgCfg,
+        env: BranchedEnv,
+        sources: tuple[str, ...] = ("state",),
+        seed: int = 0,
+        group: Group = ALONE,
+    ):
+        self.cfg, self.sources, self.seed, self.group = cfg, sources, seed, group
         self.device = env.device
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
@@ -263,11 +275,11 @@ class Sdpg(Algorithm):
         metrics |= self._update_critic(rollout, target, good, total, generator)
         # A step may fail because of what it began with: such a state would stay in the statistics for ever.
         sound = ~rollout.failed  # (T, N, K)
-        self.normalizers["state"].update(rollout.state if good is None else rollout.state[sound])
+        self.normalizers["state"].update(rollout.state if good is None else rollout.state[sound], self.group)
         for name in self.sources:
             if name != "state" and name in self.normalizers:
                 view = rollout.sources[name]  # (T, N, ...)
-                self.normalizers[name].update(view if good is None else view[sound[..., 0]])
+                self.normalizers[name].update(view if good is None else view[sound[..., 0]], self.group)
         self.iteration += 1
         return metrics
 
@@ -290,6 +302,15 @@ class Sdpg(Algorithm):
         """V_phi' of (T, N, K, D), one time step after the other: a step's activations fit into the cache."""
         return torch.stack([self.target_critic(x) for x in self.normalizers["state"](state)])
 
+    def _places(self, usable: Tensor) -> Tensor:
+        """usable (T, N, ...) bool of this rank's samples -> for every sample of all ranks, flat, its place among this
+        rank's flat samples; -1 if it is another rank's or not usable. Batches are drawn from these: their size, which
+        losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum."""
+        t, n, *branches = usable.shape
+        places = torch.full((t, self.group.size, n, *branches), -1)  # a rank's rows follow each other
+        places[:, self.group.rank] = torch.where(usable, torch.arange(usable.numel()).view_as(usable), -1)
+        return places.flatten()
+
     def _update_actor(
         self, rollout: Rollout, returns: Tensor, good: Tensor | None, total: int, generator: torch.Generator
     ) -> Metrics:
@@ -302,48 +323,57 @@ class Sdpg(Algorithm):
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
-        # What a nominal saw before it failed may not be finite.
-        kept = torch.arange(len(mean)) if good is None else (~rollout.failed[..., 0]).flatten().nonzero()[:, 0]
-        samples, temperature = len(kept), self.log_temperature.exp().item() if cfg.entropy else 0.0
+        places = self._places(~rollout.failed[..., 0])  # what a nominal saw before it failed may not be finite
+        samples, temperature = len(places), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses, norms, skipped = [], [], 0
 
-        def parts(pick: Tensor) -> Iterator[Tensor]:
-            for ids in pick.split(cfg.actor_chunk):
+        def parts(batch: Tensor) -> Iterator[Tensor]:
+            mine = batch[batch >= 0]
+            for ids in mine.split(cfg.actor_chunk) if len(mine) else ():
                 # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
                 # beyond its bound is drawn back, where a clipped one would have no gradient.
                 predicted_mean, predicted_log_std = self.actor({name: view[ids] for name, view in sources.items()})
-                loss = F.mse_loss(predicted_mean, mean[ids])
+                loss = F.mse_loss(predicted_mean, mean[ids], reduction="sum")
                 if cfg.exploration != "fixed":
-                    loss = loss + F.mse_loss(predicted_log_std, log_std[ids]) - temperature * predicted_log_std.mean()
-                loss = loss * (len(ids) / len(pick))
+                    loss = loss + F.mse_loss(predicted_log_std, log_std[ids], reduction="sum")
+                    loss = loss - temperature * predicted_log_std.sum()
+                loss = loss / (len(batch) * mean.shape[-1])
                 losses.append(loss.item() / cfg.regression_steps)
                 yield loss
 
-        for _ in range(cfg.regression_steps if samples else 0):
-            pick = kept
+        for _ in range(cfg.regression_steps):
+            batch = places
             if cfg.regression_fraction < 1.0:
                 part = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
-                pick = kept[part]
-            norm = clipped_step(self.actor_optimizer, parts(pick), lr, cfg.max_grad_norm)
+                batch = places[part]
+            norm = clipped_step(self.actor_optimizer, parts(batch), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
-        std = rollout.log_std.exp()
+        ranks = self.group.size
+        sums = self.group.sums(
+            {
+                "loss": sum(losses),
+                "std": rollout.log_std.exp().mean().item() / ranks,
+                "abs": rollout.mean.abs().mean().item() / ranks,
+                "ascent": d_mean.square().mean().item() / ranks,
+            }
+        )
         return {
-            "Loss/actor": sum(losses),
-            "Loss/actor_grad_norm": sum(norms) / max(1, len(norms)),
+            "Loss/actor": sums["loss"],
+            "Loss/actor_grad_norm": sum(norms) / len(norms),
             "Loss/actor_lr": lr,
             "Loss/actor_skipped": float(skipped),
-            "Policy/mean_std": std.mean().item(),
-            "Policy/mean_abs": rollout.mean.abs().mean().item(),
-            "Policy/ascent": d_mean.square().mean().sqrt().item(),
+            "Policy/mean_std": sums["std"],
+            "Policy/mean_abs": sums["abs"],
+            "Policy/ascent": math.sqrt(sums["ascent"]),
         }
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
         cfg, norm = self.cfg, 0.0
         if cfg.auto_temperature and cfg.entropy:
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
-            loss = self.log_temperature.exp() * excess
-            norm = clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf)
+            loss = self.log_temperature.exp() * excess / self.group.size
+            norm = clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf, self.group)
         skipped = float(not math.isfinite(norm))
         return {"Policy/temperature": self.log_temperature.exp().item(), "Loss/temperature_skipped": skipped}
 
@@ -353,28 +383,27 @@ class Sdpg(Algorithm):
         cfg = self.cfg
         state = self.normalizers["state"](rollout.state).flatten(0, 2)  # (T N K, D) normalised once
         target = target.flatten()
-        if good is not None:
-            state, target = state[good.flatten()], target[good.flatten()]
+        places = self._places(~rollout.failed if good is None else good)
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
             lr = linear_lr(self.iteration, total, lr, 0.1 * lr)
-        losses, norms, skipped = [], [], 0
-        for _ in range(cfg.critic_passes if len(target) else 0):
-            order = torch.randperm(len(target), generator=generator)
-            for x, y in zip(state[order].split(cfg.critic_batch), target[order].split(cfg.critic_batch), strict=True):
-                loss = F.mse_loss(self.critic(x), y)
-                norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm)
+        losses, skipped = [], 0
+        for _ in range(cfg.critic_passes):
+            order = torch.randperm(len(places), generator=generator)
+            for batch in places[order].split(cfg.critic_batch):
+                ids = batch[batch >= 0]
+                loss = F.mse_loss(self.critic(state[ids]), target[ids], reduction="sum") / len(batch)
+                norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm, self.group)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())
-                norms.append(norm)
         for old, new in zip(self.target_critic.parameters(), self.critic.parameters(), strict=True):
             old.lerp_(new.detach(), 1.0 - cfg.target_decay)
-        mean_loss = torch.stack(losses).mean().item() if losses else float("nan")
-        variance = target.var().item() if len(target) > 1 else float("nan")
+        mean_loss = self.group.sums({"loss": torch.stack(losses).mean().item()})["loss"]
+        _, mean, variance = moments((target if good is None else target[good.flatten()])[:, None], self.group)
         return {
             "Loss/critic": mean_loss,
-            "Loss/critic_explained": 1.0 - mean_loss / max(variance, 1e-12),
+            "Loss/critic_explained": 1.0 - mean_loss / max(variance.item(), 1e-12),
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
-            "Train/mean_value": target.mean().item(),
+            "Train/mean_value": mean.item(),
         }

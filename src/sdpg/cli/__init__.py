@@ -12,6 +12,7 @@ from sdpg import __version__
 from sdpg.cli.examining import bench, check, doctor
 from sdpg.cli.training import evaluate, tasks, train
 from sdpg.cli.watching import compare, play, replay, runs, view
+from sdpg.distributed import RankLost, my_rank
 from sdpg.errors import SdpgError
 from sdpg.options import Argv, Help, positional, wants_help
 
@@ -41,10 +42,12 @@ def main(argv: Argv | None = None) -> int:
         with _quiet_pipes():
             return _dispatch(argv)
     except Help as help_:
-        print(help_, end="")
+        if my_rank() == 0:
+            print(help_, end="")
         return 0
     except SdpgError as error:
-        print(f"sdpg: {' '.join(str(error).split())}", file=sys.stderr)
+        if my_rank() == 0 or isinstance(error, RankLost):  # every other mistake is one of all ranks
+            print(f"sdpg: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except OSError as error:
         where = f" '{error.filename}'" if error.filename else ""

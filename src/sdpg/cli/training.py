@@ -88,32 +88,49 @@ def train(argv: Argv) -> int:
     from sdpg import folder, presets
     from sdpg import train as training
     from sdpg.display import Display
+    from sdpg.distributed import join
 
     task, rest = positional(argv)
-    resume, run = peek(rest, "--resume"), peek(rest, "--run")
+    kind = _train_options()
+    resume = peek(rest, "--resume")
     if task is None and resume in (None, "auto") and not wants_help(rest):
         raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
     base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
-    if resume == "auto" and not wants_help(rest):
-        resume, run = folder.to_go_on_with(base, run), None
-    if resume is not None and not wants_help(rest):
-        base = folder.cfg_from_dict(folder.read_config(Path(resume))["cfg"])
-        if run is not None:
-            raise SdpgError("--run is for a new run; --resume goes on in its own folder")
-        if task not in (None, base.task):
-            raise SdpgError(f"--resume: that run is of task '{base.task}', not '{task}'")
-    kind = _train_options()
-    options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
-    cfg: TrainCfg = options.cfg
-    if resume is not None:
-        folder.refuse_another(base, cfg)
-    elif cfg.task != task:
-        raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
-    with training.stop_on_signals() as stop, Display(cfg, options.json, options.quiet) as display:
-        summary = training.train(cfg, resume or options.run, resume is not None, display, stop)
-    if options.json:
-        print_json(summary)
+    if wants_help(rest):
+        parse(kind, rest, "sdpg train TASK", kind(cfg=base))
+    with join() as group:
+        resume, saved = group.first(lambda: _to_go_on_with(task, base, resume, peek(rest, "--run")))
+        base = saved or base
+        options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
+        cfg: TrainCfg = options.cfg
+        if resume is not None:
+            folder.refuse_another(base, cfg)
+        elif cfg.task != task:
+            raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
+        quiet = options.quiet or group.rank > 0
+        with training.stop_on_signals(group) as stop, Display(cfg, options.json, quiet) as display:
+            summary = training.train(cfg, resume or options.run, resume is not None, display, stop, group)
+        if options.json and group.rank == 0:
+            print_json(summary)
     return 0
+
+
+def _to_go_on_with(
+    task: str | None, base: TrainCfg, resume: str | None, run: str | None
+) -> tuple[str | None, TrainCfg | None]:
+    """The folder of the run that is resumed, and its options; None if a new one begins."""
+    from sdpg import folder
+
+    if resume == "auto":
+        resume, run = folder.to_go_on_with(base, run), None
+    if resume is None:
+        return None, None
+    saved = folder.cfg_from_dict(folder.read_config(Path(resume))["cfg"])
+    if run is not None:
+        raise SdpgError("--run is for a new run; --resume goes on in its own folder")
+    if task not in (None, saved.task):
+        raise SdpgError(f"--resume: that run is of task '{saved.task}', not '{task}'")
+    return resume, saved
 
 
 def _choice(argv: Argv, name: str) -> str:

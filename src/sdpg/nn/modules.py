@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sdpg.distributed import ALONE, Group
+
 Exploration = Literal["shared", "state", "fixed"]
 """Log-std of the policy: one learned vector for all states, a function of the observation, or a constant."""
 
@@ -34,6 +36,19 @@ def trunk(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.
     return nn.Sequential(*layers)
 
 
+def moments(x: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor, Tensor]:
+    """Number, mean and variance of the samples x (n, D) of all ranks: (D,) float64 each; NaN of no sample at all."""
+    if len(x):
+        var, mean = torch.var_mean(x, dim=0, correction=0)  # float32 sums in a tree: exact enough, and fast
+    else:
+        var, mean = x.new_zeros(2, x.shape[-1])
+    mine = torch.stack((torch.full_like(mean, len(x)), mean, var)).double()
+    counts, means, variances = group.stack(mine).unbind(1)  # (ranks, D) each
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    return count, mean, (counts * (variances + (means - mean) ** 2)).sum(0) / count
+
+
 class Normalizer(nn.Module):
     """Running mean and variance, merged batch by batch (Chan et al.); constant until `update` is called."""
 
@@ -52,20 +67,17 @@ class Normalizer(nn.Module):
         scale = (self.var + self.eps).rsqrt()
         return torch.addcmul((-self.mean * scale).float(), x, scale.float())
 
-    def update(self, x: Tensor) -> None:
-        """x (..., D): every leading element is one sample."""
-        x = x.reshape(-1, x.shape[-1])
-        count = x.shape[0]
-        if not count:  # the mean of nothing is NaN
+    def update(self, x: Tensor, group: Group = ALONE) -> None:
+        """x (..., D): every leading element is one sample; those of all ranks are merged."""
+        count, mean, var = moments(x.reshape(-1, x.shape[-1]), group)
+        if not count[0]:  # the mean of nothing is NaN
             return
-        var, mean = torch.var_mean(x, dim=0, correction=0)  # float32 sums in a tree: exact enough, and fast
-        var, mean = var.double(), mean.double()
         total = self.count + count
         delta = mean - self.mean
         merged = self.var * self.count + var * count + delta**2 * self.count * count / total
         self.mean += delta * count / total
         self.var.copy_(merged / total)
-        self.count.copy_(total)
+        self.count.copy_(total[0])  # the same for every feature
 
 
 class Actor(nn.Module):
