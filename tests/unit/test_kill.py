@@ -23,6 +23,8 @@ from conftest import tiny
 from sdpg import checkpoint, train
 
 run, rounds = Path(sys.argv[1]), int(sys.argv[2])
+sync = os.fsync
+os.fsync = lambda handle: (time.sleep(0.004), sync(handle))  # a slow disk: more of the kills fall into a write
 torch.set_num_threads(1)
 cfg = tiny(iterations=10**6, checkpoint_every=1, keep_checkpoints=2)
 chance = random.Random(0)
