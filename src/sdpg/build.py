@@ -71,11 +71,9 @@ def make_env(
         raise SdpgError(f"num-auxiliary is {num_auxiliary}; give at least 0 (1 to train with sdpg)")
     task = make_task(task) if isinstance(task, str) else task
     worlds = num_nominal * (1 + num_auxiliary)
-    if obs not in task.inputs:
-        raise SdpgError(f"{type(task).__name__} has no observations '{obs}'; it has {', '.join(task.inputs)}")
+    cameras = cameras_of(task, obs)
     model, threads = compile_scene(task), threads or default_threads()
     sim = CpuSim(model, worlds, threads, task.reads)
-    cameras = {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
     eyes = make_eyes(model, cameras, num_nominal, threads) if cameras else None
     return BranchedEnv(task, sim, num_nominal, seed, first_row, eyes, max_value)
 
@@ -85,7 +83,18 @@ def one_world(task: Task, model: mujoco.MjModel, seed: int, row: int, max_value:
     return BranchedEnv(task, CpuSim(model, 1, 1, task.reads), 1, seed, first_row=row, max_value=max_value)
 
 
+def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
+    """Those that the observation kind `obs` needs, by source."""
+    if obs not in task.inputs:
+        raise SdpgError(f"{type(task).__name__} has no observations '{obs}'; it has {', '.join(task.inputs)}")
+    return {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
+
+
+def views_of(cameras: Mapping[str, Camera]) -> list[View]:
+    """What a renderer is asked for."""
+    return [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras.values()]
+
+
 def make_eyes(model: mujoco.MjModel, cameras: Mapping[str, Camera], num: int, threads: int) -> Eyes:
     """A renderer for the cameras, chosen by the scene, and its frame stacks."""
-    views = [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras.values()]
-    return Eyes(make_renderer(model, num, views, threads), cameras)
+    return Eyes(make_renderer(model, num, views_of(cameras), threads), cameras)

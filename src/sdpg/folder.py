@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import mujoco
 import numpy as np
@@ -33,11 +32,9 @@ from sdpg.build import model_bytes
 from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.log import METRICS
-from sdpg.runs import CONFIG, STATUS, read_config
+from sdpg.runs import CONFIG, STATUS, State, read_config
 
 LOCK = ".lock"
-State = Literal["running", "finished", "interrupted", "failed"]
 
 
 class RunFolder:
@@ -130,28 +127,24 @@ def home(cfg: TrainCfg) -> Path:
 
 def to_go_on_with(cfg: TrainCfg, run: str | None) -> str | None:
     """What `--resume auto` means: `run`, or the newest run of this task, algorithm and kind of observations, if it has
-    a checkpoint to go on from; else None. A run that was killed before its first checkpoint left nothing to lose: if
-    `run` names it, it is taken away."""
+    a checkpoint to go on from; else None. If `run` was killed before its first checkpoint, it is set aside under
+    another name, and begins anew."""
     runs = [Path(run)] if run is not None else sorted(home(cfg).glob("*"), reverse=True)  # names are dates
     for path in runs:
         with suppress(SdpgError):
             saved = read_config(path)["cfg"]
             if not any((path / "checkpoints").glob("[0-9]*")):
                 if run is not None:
-                    _take_away(path)
+                    _set_aside(path)
             elif run is not None or (saved.get("task"), saved.get("obs")) == (cfg.task, cfg.obs):
                 return str(path)
     return None
 
 
-def _take_away(path: Path) -> None:
-    """What a run writes before its first checkpoint; whatever else is there is not ours."""
+def _set_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.name}-unsaved{i}") for i in range(1, 1000))
     with _lock(path):
-        for name in (CONFIG, STATUS, METRICS, LOCK):
-            (path / name).unlink(missing_ok=True)
-        for events in path.glob("events.out.tfevents.*"):
-            events.unlink()
-        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+        path.rename(next(name for name in names if not name.exists()))
 
 
 def _lock(folder: Path) -> IO[bytes]:

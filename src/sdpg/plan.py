@@ -1,12 +1,11 @@
 """What a run will take of the machine's memory, told before anything is allocated.
 
-An estimate by counting tensors, held against what `sdpg bench memory` measures (docs/architecture.md). Everything but
-the networks grows with N, so a run that does not fit is refused with the largest N that does.
+An estimate by counting tensors, held against what `sdpg bench memory` measures (docs/runs.md). Everything but the
+networks grows with N, so a run that does not fit is refused with the largest N that does.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any
 
 import mujoco
 
-from sdpg.build import compile_scene
+from sdpg.build import cameras_of, compile_scene, views_of
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import picture_cost
 from sdpg.quarantine import STEPS
-from sdpg.render.api import View
 from sdpg.render.choose import choose
 from sdpg.tasks.base import Task, make_task
 
@@ -81,8 +79,8 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
     model, k, t = compile_scene(task), 1 + cfg.num_auxiliary, cfg.algo.horizon
     rows, rollout = _world_bytes(task, model)
     images, activations, parameters, runtime = 0, 0, 0, _RUNTIME["engine and torch"]
-    cameras = [task.cameras[name] for name in task.inputs.get(cfg.obs, ()) if name in task.cameras]
-    for camera in cameras:
+    cameras = cameras_of(task, cfg.obs)
+    for camera in cameras.values():
         channels = camera.stack * (1 if camera.depth else 3)
         size, wide = channels * camera.height * camera.width, 4 if camera.depth else 1
         count, outputs = picture_cost(
@@ -92,8 +90,7 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
         activations += 4 * (size + 3 * outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
         parameters += count
     if cameras:
-        views = [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras]
-        runtime += _RUNTIME[choose(model, views)[0]]
+        runtime += _RUNTIME[choose(model, views_of(cameras))[0]]
     samples = min(cfg.algo.actor_chunk, t * num_nominal)
     fixed = {
         "program": resident_bytes() + runtime,
@@ -146,9 +143,19 @@ def free_bytes() -> int | None:
 
 def resident_bytes() -> int:
     """Memory of this process."""
+    return _own_memory("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The most that it ever was."""
+    return _own_memory("VmHWM")
+
+
+def _own_memory(field: str) -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status[field].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux. On Linux this would begin with the peak of the parent process
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere

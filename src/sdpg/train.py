@@ -25,10 +25,11 @@ from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
-from sdpg.folder import RunFolder, State, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
+from sdpg.folder import RunFolder, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
 from sdpg.log import RunLog
 from sdpg.plan import Plan, make_plan, resident_bytes
 from sdpg.quarantine import Quarantine
+from sdpg.runs import State
 from sdpg.tasks.base import make_task
 from sdpg.types import Metrics, Rollout
 

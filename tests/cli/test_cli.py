@@ -165,11 +165,9 @@ def test_resume_auto_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main([*job, "--iterations", "3"]) == 0
     assert json.loads(capsys.readouterr().out.split("}\n")[1] + "}")["iteration"] == 3
     shutil.rmtree("job/checkpoints")  # as if it had been killed before its first one
-    (tmp_path / "job/mine.txt").write_text("not a run's")
-    assert "not empty" in _refused(capsys, *job, *TINY)
-    (tmp_path / "job/mine.txt").unlink()
     assert main([*job, *TINY]) == 0
     assert json.loads(capsys.readouterr().out)["iteration"] == 2
+    assert (tmp_path / "job-unsaved1/metrics.jsonl").is_file()  # nothing is lost
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(

@@ -12,7 +12,7 @@ import torch
 from conftest import tiny
 
 from sdpg.algos import sdpg as algorithm
-from sdpg.bench import curve, iteration, memory, plot, render, sim, smoothing
+from sdpg.bench import curve, encoder, iteration, memory, plot, render, sim, smoothing
 from sdpg.errors import SdpgError
 from sdpg.train import train
 
@@ -85,6 +85,13 @@ def test_render(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_CHILD", "import time; time.sleep(60)")
     result = render.run(replace(tiny, gl_seconds=0.2))
     assert result["ms_per_image"]["opengl"] is None and "no answer" in result["opengl"]
+
+
+def test_encoder() -> None:
+    result = encoder.run(encoder.Options(batch=2, size=36, features=4, repeats=2))
+    json.dumps(result)
+    assert set(result["encoders"]) == {"drqv2", "nature", "half", "small"}
+    assert all(row["with_gradients_ms"] > 0 and row["forward_ms"] > 0 for row in result["encoders"].values())
 
 
 @pytest.mark.slow

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import sys
 from pathlib import Path
 
-import mujoco
-import numpy as np
 import torch
 
-import sdpg
+from sdpg.build import default_threads
+from sdpg.folder import versions
 
 
 def _cpu_model() -> str:
@@ -25,18 +22,12 @@ def _cpu_model() -> str:
 
 def describe(threads: int | None = None) -> dict[str, object]:
     """Cores, processor, versions and threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = default_threads()
     return {
         "cpu": _cpu_model(),
         "cores": cores,
         "threads": threads or cores,
         "torch_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {
-            "sdpg": sdpg.__version__,
-            "python": sys.version.split()[0],
-            "mujoco": mujoco.__version__,
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
     }

@@ -110,9 +110,9 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
 
     from sdpg.algos.sdpg import Sdpg
     from sdpg.build import default_threads, make_env
-    from sdpg.plan import make_plan
+    from sdpg.plan import make_plan, peak_bytes
 
-    baseline = _peak_bytes()
+    baseline = peak_bytes()
     threads = threads or default_threads()
     torch.set_num_threads(threads)
     cfg = replace(resolve(task, preset, obs), num_nominal=n, num_auxiliary=m)
@@ -127,20 +127,8 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
         for _ in range(cfg.algo.horizon):
             seen.append({name: view.clone() for name, view in env.observe().sources.items()})
             env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
-    facts = {"peak_mb": _peak_bytes(), "import_mb": baseline, "planned_mb": planned}
+    facts = {"peak_mb": peak_bytes(), "import_mb": baseline, "planned_mb": planned}
     return {name: round(size / 2**20, 1) for name, size in facts.items()}
-
-
-def _peak_bytes() -> int:
-    """Of this program. What getrusage says begins with the memory of the process that started it."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
-    except (OSError, StopIteration):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
-        return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

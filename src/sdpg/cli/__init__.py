@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "runs": (runs, "list runs and their state: sdpg runs"),
     "compare": (compare, "curves of runs in one figure and one page: sdpg compare RUN RUN ..."),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
-    "bench": (bench, "measure: sdpg bench sim|iteration|render|smoothing"),
+    "bench": (bench, "measure: sdpg bench (its --help lists what)"),
     "doctor": (doctor, "what this machine has and whether all works"),
 }
 

@@ -45,6 +45,7 @@ BENCHES = {
     "iteration": "seconds per phase of a training iteration",
     "memory": "peak memory of training, and how it grows with the number of environments",
     "render": "images per second of each renderer",
+    "encoder": "milliseconds a picture takes through each encoder",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",

@@ -1,0 +1,54 @@
+"""Milliseconds a picture takes through each encoder: to act, and to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from sdpg.bench import machine
+from sdpg.bench.sim import timed
+from sdpg.nn.encoders import LAYERS, Pixels
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time the encoders of pictures, float32."""
+
+    batch: int = 256
+    """Pictures at a time."""
+    size: int = 84
+    """Side of a picture in pixels; three frames of three colours."""
+    features: int = 128
+    repeats: int = 5
+    threads: int = 1
+    """CPU threads."""
+
+
+def run(options: Options) -> dict[str, Any]:
+    torch.set_num_threads(options.threads)
+    generator = torch.Generator().manual_seed(0)
+    shape = (9, options.size, options.size)
+    pictures = torch.randint(0, 256, (options.batch, *shape), dtype=torch.uint8, generator=generator)
+    rows = {}
+    for kind in LAYERS:
+        encoder = Pixels(shape, kind, options.features, generator)  # type: ignore[arg-type]
+
+        @torch.no_grad()
+        def act(encoder: Pixels = encoder) -> None:
+            encoder(pictures)
+
+        def learn(encoder: Pixels = encoder) -> None:
+            encoder.zero_grad()
+            encoder(pictures).square().mean().backward()
+
+        rows[kind] = {"forward_ms": _per_picture(act, options), "with_gradients_ms": _per_picture(learn, options)}
+    return {"kind": "encoder", "batch": options.batch, "machine": machine.describe(options.threads), "encoders": rows}
+
+
+def _per_picture(work: Callable[[], None], options: Options) -> float:
+    work()  # the first call prepares its kernels
+    return median(timed(work) for _ in range(options.repeats)) / options.batch * 1e3
