@@ -20,7 +20,7 @@ import torch
 
 from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import collecting, default_threads, make_env
+from sdpg.build import collecting, default_threads, make_env, use_threads
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, join_rows, part_of_rows
@@ -76,7 +76,7 @@ def train(
     plan = group.together(lambda: _plan(cfg, group))
     report("plan", plan.facts())
     threads = cfg.threads or default_threads(group.local_size)
-    torch.set_num_threads(threads)
+    use_threads(threads)
     env, algo = group.together(lambda: _build(cfg, saved, threads, group))
     algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
     earlier = float(saved.state["run"]["seconds"]) if saved is not None else 0.0  # seconds of other sessions

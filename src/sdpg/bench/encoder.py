@@ -11,6 +11,7 @@ import torch
 
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
+from sdpg.build import use_threads
 from sdpg.nn.encoders import LAYERS, Pixels
 
 
@@ -29,7 +30,7 @@ class Options:
 
 
 def run(options: Options) -> dict[str, Any]:
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     generator = torch.Generator().manual_seed(0)
     shape = (9, options.size, options.size)
     pictures = torch.randint(0, 256, (options.batch, *shape), dtype=torch.uint8, generator=generator)

@@ -22,7 +22,7 @@ import sdpg.algos.sdpg as algorithm
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import collecting, default_threads, make_env
+from sdpg.build import collecting, default_threads, make_env, use_threads
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.quarantine import Quarantine
@@ -132,7 +132,7 @@ def _iterate(algo: Sdpg, env: BranchedEnv, iterations: int) -> None:
 
 def run(options: Options) -> dict[str, Any]:
     threads = options.threads or default_threads()
-    torch.set_num_threads(threads)
+    use_threads(threads)
     cfg = replace(
         resolve(options.task, options.preset, options.obs),
         num_nominal=options.num_nominal, num_auxiliary=options.num_auxiliary, seed=options.seed,

@@ -109,12 +109,12 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
     import torch
 
     from sdpg.algos.sdpg import Sdpg
-    from sdpg.build import default_threads, make_env
+    from sdpg.build import default_threads, make_env, use_threads
     from sdpg.plan import make_plan, peak_bytes
 
     baseline = peak_bytes()
     threads = threads or default_threads()
-    torch.set_num_threads(threads)
+    use_threads(threads)
     cfg = replace(resolve(task, preset, obs), num_nominal=n, num_auxiliary=m)
     planned = make_plan(cfg).total
     env = make_env(task, n, m, 0, threads, obs)
