@@ -20,7 +20,7 @@ from sdpg.sim.cpu import CpuSim
 from sdpg.tasks.base import Task, make_task
 from sdpg.types import Camera
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def compile_scene(task: Task) -> mujoco.MjModel:
@@ -44,12 +44,13 @@ def default_threads(processes: int = 1) -> int:
 
 def use_threads(threads: int) -> None:
     """Set the process up for heavy work: torch's threads, and an allocator that keeps what was freed. By default glibc
-    gives the large blocks of every pass through a network back to the system, which zeroes each page when it is asked
-    for it again: a fifth of the time of an actor step on pictures."""
+    gives what a pass through a network took back to the system, which zeroes every page when it is asked for it again:
+    a fifth of an actor step on pictures. Blocks larger than any of a pass still come from the system: they would leave
+    holes."""
     torch.set_num_threads(threads)
     with suppress(OSError, AttributeError):  # macOS and Windows have no mallopt
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
