@@ -9,10 +9,10 @@ import torch
 from conftest import tiny
 from torch import Tensor
 
-from sdpg.algos.sdpg import Sdpg
+from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
-from sdpg.nn.encoders import LAYERS, Depth, Pixels, use_bfloat16
+from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, use_bfloat16
 from sdpg.render.api import Image, View
 from sdpg.render.stack import Eyes
 from sdpg.types import Camera
@@ -119,6 +119,34 @@ def test_the_encoders_of_pictures(kind: str, flat: int) -> None:
     weight = first.weight.flatten(1)  # orthogonal rows of length sqrt 2
     torch.testing.assert_close(weight @ weight.T, 2.0 * torch.eye(len(weight)), atol=1e-4, rtol=0)
     assert len(LAYERS[kind]) == len(encoder.convolutions) // 2
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_origin_is_subtracted(kind: Convolutions) -> None:
+    """The first picture itself is all zeros to the convolutions; grey, without it, a picture of 127.5."""
+    encoder = Pixels((9, 84, 84), kind, 16, torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    encoder.convolutions.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    pictures = torch.randint(0, 256, (2, 9, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    encoder(pictures)
+    encoder.look_from(pictures[0])
+    encoder(pictures)
+    grey, first = seen
+    assert not first[0].any() and first[1].any() and grey.abs().max() <= 0.5
+    torch.testing.assert_close(first[1], grey[1] - grey[0])
+
+
+def test_from_the_first_picture_new_features_tell_states_apart() -> None:
+    """Why it is subtracted: a new network's features spread more over the states that it sees."""
+    env = make_env("hopper", 16, seed=0, obs="pixels")
+    cfgs = {origin: SdpgCfg(encoder="half", picture_origin=origin) for origin in ("grey", "first")}
+    actors = {origin: Sdpg(cfg, env, ("pixels",)).actor for origin, cfg in cfgs.items()}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        env.step(torch.rand(*env.grid, env.task.action_size, generator=generator) * 2 - 1)
+    pictures = env.observe().sources["pixels"]
+    spread = {origin: actor.encoders["pixels"](pictures).std(0).mean().item() for origin, actor in actors.items()}
+    assert spread["first"] > 2 * spread["grey"], spread
 
 
 def test_the_encoder_of_depth() -> None:

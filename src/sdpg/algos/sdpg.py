@@ -24,7 +24,7 @@ from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import Convolutions, make_encoders, use_bfloat16
+from sdpg.nn.encoders import Convolutions, Origin, make_encoders, use_bfloat16
 from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer, moments
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Obs, Rollout
@@ -72,6 +72,8 @@ class SdpgCfg:
 
     encoder: Convolutions = "drqv2"
     """Convolutions for pictures: the paper's, or cheaper ones."""
+    picture_origin: Origin = "grey"
+    """What is subtracted from a picture: grey, as in the paper, or the run's first picture. Beyond the paper."""
     encoder_features: int = 128
     """Features that a picture is encoded into."""
     vector_widths: tuple[int, ...] = ()
@@ -186,7 +188,7 @@ class Sdpg(Algorithm):
         self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
-            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.encoder_features, generator
+            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin, cfg.encoder_features, generator
         )
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sdpg.nn.modules import linear, trunk
 
 Convolutions = Literal["drqv2", "nature", "half", "small"]
+Origin = Literal["grey", "first"]
 
 # (channels, kernel, stride) of each layer; no padding, ReLU after each.
 LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
@@ -33,18 +34,20 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.
 
 
 def scaled(x: Tensor, halved: bool) -> Tensor:
-    """uint8 (B, C, H, W) -> [-0.5, 0.5], with `halved` the means of 2 x 2 pixels; summed in integers, which costs a
-    fraction of pooling in floats. Channels last: a third faster through convolutions on CPUs."""
+    """uint8 (B, C, H, W) -> [0, 1], with `halved` the means of 2 x 2 pixels; summed in integers, which costs a fraction
+    of pooling in floats. Channels last: a third faster through convolutions on CPUs."""
     height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
     if halved:
         even, odd = x[..., :height:2, :width], x[..., 1:height:2, :width]
         x = even[..., ::2].to(torch.int16) + even[..., 1::2] + odd[..., ::2] + odd[..., 1::2]
     whole = 4 * 255.0 if halved else 255.0
-    return x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / whole).sub_(0.5)
+    return x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / whole)
 
 
 class Pixels(nn.Module):
-    """uint8 pictures (B, C, H, W) -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
+    """uint8 pictures (B, C, H, W) less `origin` -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
+
+    origin: Tensor
 
     def __init__(self, shape: Sequence[int], kind: Convolutions, features: int, generator: torch.Generator | None):
         super().__init__()
@@ -52,6 +55,8 @@ class Pixels(nn.Module):
         self.halved = kind in HALVED
         if self.halved:
             height, width = height // 2, width // 2
+        grey = torch.full((1, channels, height, width), 0.5)
+        self.register_buffer("origin", grey.to(memory_format=torch.channels_last))
         layers: list[nn.Module] = []
         for outputs, kernel, stride in LAYERS[kind]:
             layers += [_conv(channels, outputs, kernel, stride, generator), nn.ReLU()]
@@ -60,8 +65,13 @@ class Pixels(nn.Module):
         self.projection = linear(channels * height * width, features, generator, gain=1.0)
         self.norm = nn.LayerNorm(features)
 
+    def look_from(self, picture: Tensor) -> None:
+        """Make `picture` (C, H, W) the origin. What all pictures share is most of each of them: left in, it drowns what
+        tells them apart, and the normalised features of a new network hardly depend on the state."""
+        self.origin.copy_(scaled(picture[None], self.halved))
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.convolutions(scaled(x, self.halved))
+        x = self.convolutions(scaled(x, self.halved).sub_(self.origin))
         return torch.tanh(self.norm(self.projection(x.flatten(1)).float()))
 
 
@@ -99,6 +109,7 @@ def make_encoders(
     normalizers: Mapping[str, nn.Module],
     widths: Sequence[int],
     kind: Convolutions,
+    origin: Origin,
     features: int,
     generator: torch.Generator,
 ) -> dict[str, tuple[nn.Module, int]]:
@@ -114,7 +125,10 @@ def make_encoders(
             mlp = trunk(shape[0], widths, generator)
             encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
         elif view.dtype == torch.uint8:
-            encoders[name] = Pixels(shape, kind, features, generator), features
+            pixels = Pixels(shape, kind, features, generator)
+            if origin == "first":
+                pixels.look_from(view[0])
+            encoders[name] = pixels, features
         else:
             encoders[name] = Depth(shape, features, generator), features
     return encoders
