@@ -86,7 +86,11 @@ def load(path: Path) -> dict[str, Any]:
 
 def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[Setup], list[Setup]]:
     """Setups to fit the model to, the first of which is the one that all else is compared with, and others to hold it
-    against. `pictures`: widths of a large, a middle and a small one; none: no pictures."""
+    against. `pictures`: widths of a large, a middle and a small one; none: no pictures.
+
+    Among those to fit are a few small ones, whose critic has less than a batch to learn from: they tell the price of an
+    optimiser step from that of its samples.
+    """
     large, middle, small = pictures or (None, None, None)
     half = max(1, threads // 2)
 
@@ -99,9 +103,10 @@ def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[S
     elif pictures:
         fitted = [
             make(64, 63, 32), make(64, 15, 32), make(64, 15, 32, 1), make(16, 15, 32), make(32, 15, 8), make(64, 3, 32),
-            make(64, 15, 32, size=small), make(32, 31, 16, 1, size=small),
+            make(64, 15, 32, size=small), make(32, 31, 16, 1, size=small), make(16, 3, 16, size=small),
+            make(8, 7, 8, 1),
         ]  # fmt: skip
-        pair = [make(64, 15, 32, half, 2), make(32, 63, 16, half, 2), make(32, 7, 32, half, 2, small)]
+        pair = [make(64, 15, 32, half, 2), make(32, 63, 16, half, 2), make(16, 7, 16, half, 2, small)]
         held = [
             make(32, 31, 32), make(48, 15, 16, 1), make(64, 15, 32, size=middle), make(128, 7, 16),
             make(32, 63, 24, 1, size=middle), make(32, 31, 32, half, 2),
@@ -109,9 +114,9 @@ def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[S
     else:
         fitted = [
             make(64, 63, 32), make(64, 63, 32, 1), make(64, 15, 32), make(64, 3, 32), make(16, 15, 32),
-            make(16, 63, 32, 1), make(64, 15, 8), make(128, 31, 16), make(16, 3, 32, 1),
+            make(16, 63, 32, 1), make(64, 15, 8), make(128, 31, 16), make(16, 3, 16), make(8, 7, 8, 1),
         ]  # fmt: skip
-        pair = [make(64, 63, 32, half, 2), make(64, 15, 32, half, 2), make(32, 7, 16, half, 2)]
+        pair = [make(64, 63, 32, half, 2), make(64, 15, 32, half, 2), make(16, 7, 16, half, 2)]
         held = [
             make(32, 31, 32), make(32, 31, 32, 1), make(96, 31, 24), make(64, 7, 16, 1), make(128, 63, 16),
             make(256, 15, 32), make(32, 63, 32, half, 2), make(128, 15, 16, half, 2),
@@ -177,7 +182,8 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
             stack.callback(crews[-1].end)
         for crew in crews:
             crew.ready()
-        counts, said = [], []
+        counts: list[int] = []
+        said: list[list[dict[str, Any]]] = []
         for crew in crews:
             last = crew.turn(WARMUP)["rows"][-1]["seconds"]
             counts.append(min(MOST, max(1, round(options.turn_seconds / last))))
