@@ -194,6 +194,7 @@ def test_figure_and_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "### hopper, state" in text and "### hopper, pixels" in text
     assert "| physics | parallel | 30 ns | physics step of a world |" in text
+    assert text.count("a prediction") == 1 and all(text.count(f"- {line}") == 1 for line in costs.ASSUMPTIONS)
     scaling.run(scaling.Options(of=tuple(files), page=page))
     assert page.read_text() == text
 

@@ -227,7 +227,6 @@ class Gpu:
 
 
 ASSUMPTIONS = [
-    "A prediction: no GPU was measured.",
     "fixed: as measured on this machine. It is Python that issues operations, and a GPU does not shorten it.",
     "physics: 3,973,340 steps/s of a humanoid, 8192 worlds, RTX PRO 6000 Blackwell (mujoco_warp pull request 1060), "
     "times 0.39 for an RTX 4080 (48.7 of 125 TFLOP/s float32; 717 of 1792 GB/s, 0.40). Any task is taken to be as "

@@ -6,6 +6,7 @@ the iterations that it was asked for, and waits for the next number on its stand
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from sdpg.errors import SdpgError
 from sdpg.presets import resolve
 
 PATIENCE = 3600.0  # seconds that a rank waits for its crew's turn
-GOODBYE = 60.0  # seconds that a crew may take to end
+GOODBYE = 120.0  # seconds that a crew may take to end
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,14 @@ class Crew:
         why = (said or lines[-1:] or ["it was killed, perhaps for want of memory"])[0]
         return SdpgError(f"'{self.job.setup.name}' could not be measured: {why}")
 
+    def dismiss(self) -> None:
+        """Let it stop when its iteration is done."""
+        with contextlib.suppress(OSError):
+            _pipe(self._process.stdin).close()
+
     def end(self) -> None:
-        """Let it stop; end what does not."""
-        _pipe(self._process.stdin).close()
+        """Wait until it has; end it if it takes long."""
+        self.dismiss()
         try:
             self._process.wait(GOODBYE)
         except subprocess.TimeoutExpired:

@@ -174,12 +174,12 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
     """A row for each setup. All trainings are there from the beginning, and one of them runs at a time."""
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdpg-scaling-")))
-        crews = []
+        crews: list[Crew] = []
+        stack.callback(_end, crews)
         for i, setup in enumerate(setups):
             folder = root / str(i)
             job = Job(options.task, options.obs, options.preset, options.seed, setup, str(folder / "run"))
             crews.append(Crew(job, folder))
-            stack.callback(crews[-1].end)
         for crew in crews:
             crew.ready()
         counts: list[int] = []
@@ -192,6 +192,13 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
             for crew, count, heard in zip(crews, counts, said, strict=True):
                 heard.append(crew.turn(count))
         return [_row(setup, heard) for setup, heard in zip(setups, said, strict=True)]
+
+
+def _end(crews: Sequence[Crew]) -> None:
+    for crew in crews:
+        crew.dismiss()
+    for crew in crews:
+        crew.end()
 
 
 def _row(setup: Setup, heard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

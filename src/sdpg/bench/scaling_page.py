@@ -29,7 +29,7 @@ def filled(text: str, results: Sequence[Row]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"has no place for tables: give it the lines {BEGIN} and {END}")
-    body = "\n\n".join(tables(result) for result in results)
+    body = "\n\n".join([*(tables(result) for result in results), *([predictions(results)] if results else [])])
     return f"{before}{BEGIN}\n{body}\n{END}{after}" if body else f"{before}{BEGIN}\n{END}{after}"
 
 
@@ -52,7 +52,6 @@ def tables(result: Row) -> str:
     if result["ranks"]:
         parts += ["Two ranks against one with twice the threads, the median of the ratios of all turns:"]
         parts += [_ranks(result["ranks"])]
-    parts += [_predictions(result["predictions"])]
     return "\n\n".join(parts)
 
 
@@ -110,22 +109,27 @@ def _ranks(pairs: Sequence[Row]) -> str:
     )
 
 
-def _predictions(predictions: Row) -> str:
-    machines = {name: facts for name, facts in predictions.items() if isinstance(facts, Mapping)}
-    head = ["predicted, not measured", "N", "M", "seconds", "of it physics", "hours"]
-    rows = [
-        [
-            name,
-            str(facts["num_nominal"]),
-            str(facts["num_auxiliary"]),
-            f"{facts['seconds']:.3f}",
-            f"{facts['phases']['physics']:.3f}",
-            f"{facts['hours']['value']:.1f} ({facts['hours']['iterations']:,} iterations)",
-        ]
-        for name, facts in machines.items()
-    ]
-    intro = f"What the model says of an iteration with the {predictions['preset']} preset on cards that were not here:"
-    return f"{intro}\n\n{_table(head, rows)}"
+def predictions(results: Sequence[Row]) -> str:
+    """What the models say of cards that were not here, and what is assumed."""
+    head = ["", "N", "M", "T", "seconds", "of them physics", "a run"]
+    rows = []
+    for result in results:
+        for name, facts in result["predictions"].items():
+            if not isinstance(facts, Mapping):
+                continue
+            seconds, physics, hours = facts["seconds"], facts["phases"]["physics"], facts["hours"]
+            rows.append(
+                [
+                    f"{result['task']}, {result['obs']}: {name}",
+                    *(str(facts[key]) for key in ("num_nominal", "num_auxiliary", "horizon")),
+                    *(f"{x:.3f}" for x in (seconds, physics)),
+                    f"{hours['value']:.1f} hours of {hours['iterations']:,} iterations",
+                ]
+            )
+    assumed = "\n".join(f"- {text}" for text in results[0]["predictions"]["assumptions"])
+    preset = results[0]["predictions"]["preset"]
+    intro = f"An iteration with the {preset} preset. None of it was measured:"
+    return f"### On a GPU: a prediction\n\n{intro}\n\n{_table(head, rows)}\n\n{assumed}"
 
 
 def duration(seconds: float) -> str:
