@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from sdpg.algos.sdpg import Sdpg
-from sdpg.bench import costs, scaling, scaling_page
+from sdpg.bench import costs, crew, scaling, scaling_page
 from sdpg.bench.costs import Setup, Work
 from sdpg.bench.crew import Crew, Job
 from sdpg.build import cameras_of, make_env
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
+from sdpg.sim.cpu import CpuSim
 from sdpg.tasks.base import make_task
 
 ROOT = Path(__file__).parents[2]
@@ -233,13 +235,32 @@ def test_mistakes_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         scaling_page.put([], tmp_path / "none.md")
 
 
+def test_a_crew_takes_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = CpuSim.step
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))  # asked for two iterations, for one, then for no more
+    crew.main(json.dumps(asdict(Job("cartpole", "state", "cpu", 0, Setup(2, 1, 3), str(tmp_path / "run")))))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(turn["rows"]) for turn in said] == [0, 2, 1]
+    for row in said[1]["rows"] + said[2]["rows"]:
+        assert set(row["phases"]) == set(costs.PHASES) - {"rendering"}
+        assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
+        assert all(seconds > 0 for seconds in row["phases"].values())
+    assert said[2]["peak_mb"] > 0 and said[2]["planned_mb"] > 0
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3  # it was a training
+    assert CpuSim.step is step  # the stopwatch has let go
+
+
 def test_a_crew_that_fails_says_why(tmp_path: Path) -> None:
-    crew = Crew(Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "crew")
+    lost = Crew(Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "crew")
     try:
         with pytest.raises(SdpgError, match=r"'N 2, M 1, T 2; 1 x 1' could not be measured: unknown task 'carpole'"):
-            crew.ready()
+            lost.ready()
+        with pytest.raises(SdpgError, match="unknown task 'carpole'"):
+            lost.turn(1)
     finally:
-        crew.end()
+        lost.end()
 
 
 @pytest.mark.slow

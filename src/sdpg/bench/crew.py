@@ -113,16 +113,17 @@ class _Turns:
         """Called by `train`, which goes on when this returns."""
         if what == "plan":
             self.planned_mb = facts["total_mb"]
-        elif what == "start":
-            self._wait()
         elif what == "iteration":
             total = time.perf_counter() - self._since
             rest = total - sum(self.seconds.values())
             self._rows.append({"seconds": total, "phases": self.seconds | {"the rest": rest}})
             self._left -= 1
+        if what in ("start", "iteration"):
             if self._left == 0:
                 self._wait()
-            self._begin()
+            for name in self.seconds:
+                self.seconds[name] = 0.0
+            self._since = time.perf_counter()
 
     def _wait(self) -> None:
         from sdpg.plan import peak_bytes
@@ -133,12 +134,6 @@ class _Turns:
         self._rows = []
         asked = sys.stdin.readline().strip()
         self.over, self._left = not asked, int(asked or 0)
-        self._begin()
-
-    def _begin(self) -> None:
-        for name in self.seconds:
-            self.seconds[name] = 0.0
-        self._since = time.perf_counter()
 
 
 def main(argument: str) -> None:
@@ -155,8 +150,11 @@ def main(argument: str) -> None:
 
     fields = json.loads(argument)
     job = Job(**fields | {"setup": Setup(**fields["setup"])})
-    kind = type(make_task(job.task))
-    kind.cameras = resized(kind.cameras, job.setup.size)
+    if job.setup.size is not None:  # of the class: `train` makes the task
+        kind = type(make_task(job.task))
+        kind.cameras = resized(kind.cameras, job.setup.size)
+    if job.setup.ranks > 1:
+        distributed.TIMEOUT = PATIENCE
     cfg = configured(resolve(job.task, job.preset, job.obs), job.setup)
     cfg = replace(cfg, seed=job.seed, iterations=10**6, checkpoint_every=10**6)  # until it is told to stop
     watch = Stopwatch()  # of classes: their objects are made by `train`
@@ -168,9 +166,11 @@ def main(argument: str) -> None:
     watch.watch(Sdpg, "_returns _update_critic", "critic update")
     watch.watch(RunLog, "write", "logging")
     turns = _Turns(watch.seconds)
-    distributed.TIMEOUT = PATIENCE
-    with distributed.join() as group:
-        train(cfg, job.run, report=turns.report, stop=lambda: turns.over, group=group)
+    try:
+        with distributed.join() as group:
+            train(cfg, job.run, report=turns.report, stop=lambda: turns.over, group=group)
+    finally:
+        watch.release()
 
 
 if __name__ == "__main__":
