@@ -46,6 +46,7 @@ BENCHES = {
     "memory": "peak memory of training, and how it grows with the number of environments",
     "render": "images per second of each renderer",
     "encoder": "milliseconds a picture takes through each encoder",
+    "scaling": "what an iteration costs against N, M, T, threads, ranks and pictures, and a model of it",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
