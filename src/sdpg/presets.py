@@ -79,8 +79,8 @@ CPU = {
 _CPU_PICTURES = Delta({}, {"encoder": "half", "picture_origin": "first", "actor_lr": 1e-3, "regression_fraction": 0.25})
 CPU_PIXELS = {
     "cartpole": Delta({"iterations": 240}),
-    "hopper": Delta({"iterations": 1500}),
-    "walker": Delta({"iterations": 2500}),
+    "hopper": Delta({"iterations": 1000}),
+    "walker": Delta({"iterations": 1800}),
 }
 
 
