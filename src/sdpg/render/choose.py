@@ -34,8 +34,8 @@ def make_renderer(
     kind: Kind = "auto",
     device: torch.device | str = "cpu",
 ) -> Renderer:
-    """N = num images at a time, on `device`. Takes seconds when a renderer, or a scene on "warp", is used for the first time on a
-    machine: code is compiled, and kept on disk."""
+    """N = num images at a time, on `device`. Takes seconds when a renderer, or a scene on "warp", is used for the first
+    time on a machine: code is compiled, and kept on disk."""
     # Imported here: what is not used need not be there, and takes its time to import.
     if kind == "auto":
         kind = choose(model, views, device)[0]  # type: ignore[assignment]
