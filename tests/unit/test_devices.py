@@ -29,7 +29,7 @@ from sdpg.nn.encoders import Depth, Pixels
 from sdpg.nn.modules import Actor, Normalizer
 from sdpg.render.views import States
 from sdpg.rng import RowRng
-from sdpg.tasks.base import make_task
+from sdpg.tasks.base import BUILT_IN, make_task
 from sdpg.video import Player
 
 Rows = list[dict[str, str]]
@@ -201,6 +201,28 @@ def test_random_numbers_are_the_same_on_every_device() -> None:
     with pretended_gpu() as gpu:
         there = draw(gpu.device)
         assert not gpu.waits and all(x.device == gpu.device for x in there)
+    assert all(torch.equal(a, b) for a, b in zip(here, to_host(there), strict=True))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_task_steps_and_restarts_on_the_device(name: str) -> None:
+    size = make_task(name).action_size
+    actions = torch.rand(4, 2, 2, size, generator=torch.Generator().manual_seed(0))  # (T, N, K, A)
+
+    def go(env: BranchedEnv) -> list[Tensor]:
+        found: list[Tensor] = []
+        for i, action in enumerate(actions):
+            step = env.step(action.to(env.device))
+            ended = torch.zeros_like(step.terminated)
+            ended[i % 2, i // 2] = True  # a nominal or an auxiliary, of either row
+            step = replace(step, terminated=step.terminated | ended)
+            found += [*vars(step).values(), env.restart(step), env.observe().state, *env.memory.values()]
+        return found
+
+    here = go(make_env(name, 2, 1, 0, 1))
+    with pretended_gpu():
+        there = go(moved(make_env(name, 2, 1, 0, 1)))
+        assert all(x.device == DEVICE for x in there)
     assert all(torch.equal(a, b) for a, b in zip(here, to_host(there), strict=True))
 
 

@@ -31,15 +31,17 @@ class Eyes:
     def look(self, qpos: Tensor, new: Tensor) -> None:
         """Add a frame of the states qpos (N, nq); rows marked in `new` (N,) get a stack full of it."""
         images = self.renderer.render(qpos)
-        refill = not new.is_cpu or bool(new.any())  # to ask a GPU takes longer than to refill nothing
-        row = new[:, None, None, None]
         for name, camera in self.cameras.items():
             image = images[camera.name]
             frame = image.depth[:, None] if camera.depth and image.depth is not None else image.rgb  # (N, C, H, W)
             assert frame is not None
             channels = frame.shape[1]
             stack = torch.cat((self._frames[name][:, channels:], frame), dim=1)
-            self._frames[name] = torch.where(row, frame.repeat(1, camera.stack, 1, 1), stack) if refill else stack
+            if not new.is_cpu:  # to ask a GPU which rows are new takes longer than to go over all of them
+                stack = torch.where(new[:, None, None, None], frame.repeat(1, camera.stack, 1, 1), stack)
+            elif new.any():
+                stack[new] = frame[new].repeat(1, camera.stack, 1, 1)
+            self._frames[name] = stack
 
     def load(self, frames: Mapping[str, Tensor]) -> None:
         device = self.renderer.device
