@@ -43,7 +43,7 @@ Tree = Mapping[str, Any]
 class Checkpoint:
     iteration: int
     cfg: dict[str, Any]
-    state: dict[str, Any]  # the tree that was saved; keys are strings
+    state: dict[str, Any]  # the tree that was saved; keys are strings, tensors are on the CPU
     score: float | None = None  # how good it was when it was saved; what "best" goes by
 
 
@@ -156,7 +156,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Contiguous and with memory of its own, as safetensors asks."""
+    """Contiguous and with memory of its own, as safetensors asks, from whatever device."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

@@ -2,17 +2,23 @@
 
 Each rank owns a part of the rows, with all of their branches, and a copy of the networks. What they exchange goes
 through a `Group`; `ALONE` is the group of one: nothing to exchange, and `torch.distributed` is never touched.
+
+Tensors travel by the way of their device: gloo on the CPU, NCCL on GPUs, of which every rank has one. Numbers and other
+things always go by gloo.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sdpg.errors import SdpgError
@@ -80,7 +86,7 @@ class _Ranks(Group):
 
         self._dist = dist
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.local_size = _local_size()
 
     def sum_(self, tensor: Tensor) -> Tensor:
         with self._asking():
@@ -98,29 +104,29 @@ class _Ranks(Group):
     def sums(self, numbers: Mapping[str, float]) -> dict[str, float]:
         import torch
 
-        total = self.sum_(torch.tensor(list(numbers.values()), dtype=torch.float64))
+        total = self.sum_(torch.tensor(list(numbers.values()), dtype=torch.float64, device="cpu"))
         return dict(zip(numbers, total.tolist(), strict=True))
 
     def everyones(self, thing: T) -> list[T]:
         every: list[Any] = [None] * self.size
         with self._asking():
-            self._dist.all_gather_object(every, thing)
-        return every
+            self._dist.all_gather_object(every, _packed(thing))
+        return [pickle.loads(parcel) for parcel in every]
 
     def to_first(self, thing: T) -> list[T]:
         every: list[Any] = [None] * self.size if self.rank == 0 else []
         with self._asking():
-            self._dist.gather_object(thing, every if self.rank == 0 else None)
-        return every
+            self._dist.gather_object(_packed(thing), every if self.rank == 0 else None)
+        return [pickle.loads(parcel) for parcel in every]
 
     def first(self, act: Callable[[], T]) -> T:
-        result, mistake = _attempt(act) if self.rank == 0 else (None, None)
-        told: list[Any] = [result, mistake]
+        told: list[Any] = [_packed(_attempt(act))] if self.rank == 0 else [None]
         with self._asking():
             self._dist.broadcast_object_list(told)
-        if told[1] is not None:
-            raise SdpgError(told[1])
-        return told[0]
+        result, mistake = pickle.loads(told[0])
+        if mistake is not None:
+            raise SdpgError(mistake)
+        return result
 
     def together(self, act: Callable[[], T]) -> T:
         result, mistake = _attempt(act)
@@ -137,17 +143,41 @@ class _Ranks(Group):
             yield
         except RuntimeError as error:
             reason = _reason(error)
-            silent = re.search("timed? ?out", reason, re.IGNORECASE)
             who = f"rank {1 - self.rank}" if self.size == 2 else f"rank {self.rank}: another rank"
-            what = f"has not answered for {TIMEOUT:.0f} s" if silent else "is gone"
+            what = "is gone"
+            if re.search("timed? ?out|timing out", reason, re.IGNORECASE):
+                what = f"has not answered for {TIMEOUT:.0f} s"
+            elif re.search("cuda|invalid usage", reason, re.IGNORECASE):  # nobody left: a GPU of ours can't go on
+                who, what = f"rank {self.rank}", "can't go on"
             raise RankLost(
                 f"{who} {what} ({reason}); the last checkpoint is good: start again with --resume auto"
             ) from error
 
 
+class _Packer(pickle.Pickler):
+    """Tensors are unpacked on the CPU: as they are, they would appear on the sender's GPU, which another rank owns."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        import torch
+
+        if isinstance(thing, torch.Tensor) and not thing.is_cpu:
+            return thing.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def _packed(thing: Any) -> bytes:
+    parcel = io.BytesIO()
+    _Packer(parcel, pickle.HIGHEST_PROTOCOL).dump(thing)
+    return parcel.getvalue()
+
+
 def _reason(error: Exception) -> str:
-    """The first sentence, without the line of source code that gloo puts before it."""
-    return re.sub(r"\[[^]]*\.(cc|cpp):\d+\] ", "", str(error).split("\n")[0]).split(". ")[0].rstrip(".")
+    """The first sentence, without the line of source code that gloo or NCCL puts before it; and NCCL's "last error",
+    which says more."""
+    lines = str(error).split("\n")
+    first = re.sub(r"\[[^]]*\.(cc|cpp):\d+\] |NCCL error in: \S+:\d+, ", "", lines[0]).split(". ")[0].rstrip(".")
+    more = [after for line, after in pairwise(lines) if line == "Last error:" and after]
+    return ": ".join([first, *more])
 
 
 def _attempt(act: Callable[[], T]) -> tuple[T | None, str | None]:
@@ -167,6 +197,10 @@ def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def _local_size() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or _world_size())
+
+
 @contextlib.contextmanager
 def join() -> Iterator[Group]:
     """The group that torchrun put this process into; ALONE without torchrun."""
@@ -181,7 +215,7 @@ def join() -> Iterator[Group]:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         place = dist.PrefixStore(_fresh_name(store, rank, size), store)
-        dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(_ways(), store=place, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankLost(
             f"WORLD_SIZE is {_world_size()}, but its ranks do not meet ({_reason(error)}); start them by torchrun, or "
@@ -189,6 +223,23 @@ def join() -> Iterator[Group]:
         ) from error
     yield _Ranks()
     dist.destroy_process_group()  # after an error the process ends, and others may still be speaking
+
+
+def _ways() -> str:
+    """How tensors travel, by device. On a machine with GPUs this rank gets its own: torch's current one from here on,
+    before anything is put there. Where ranks have to share one, which NCCL refuses, gloo carries its tensors, too."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "gloo"
+    local_rank, gpus = int(os.environ.get("LOCAL_RANK") or my_rank()), torch.cuda.device_count()
+    torch.cuda.set_device(local_rank % gpus)
+    if _local_size() > gpus or not torch.distributed.is_nccl_available():
+        return "gloo"
+    # The host waits for every sum, and so an error or a timeout is raised where it can be told in one line; by default
+    # NCCL's watchdog would abort the process. A step waits for its gradient's norm anyway.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    return "cpu:gloo,cuda:nccl"
 
 
 def _fresh_name(store: Store, rank: int, size: int) -> str:

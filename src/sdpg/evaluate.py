@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
@@ -55,11 +56,12 @@ def evaluate(
 @torch.no_grad()
 def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
     """One episode in each of the N nominal worlds: short episodes count no more than long ones."""
-    n = env.num_nominal
-    alive = torch.ones(n, dtype=torch.bool)
-    returns, lengths = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
-    fallen, failed = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
-    sums: dict[str, float] = {}
+    n, device = env.num_nominal, env.device
+    alive = torch.ones(n, dtype=torch.bool, device=device)
+    returns = torch.zeros(n, dtype=torch.float64, device=device)
+    lengths = torch.zeros(n, dtype=torch.int64, device=device)
+    fallen, failed = torch.zeros_like(alive), torch.zeros_like(alive)
+    sums: dict[str, Tensor] = {}
     while alive.any():
         action = algo.act(env.observe())  # (N, A)
         step = env.step(action[:, None].expand(-1, env.num_branches, -1))
@@ -68,7 +70,8 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
         lengths += alive
         for name, term in env.terms.items():
             counted = alive & ~step.failed[:, 0]
-            sums[name] = sums.get(name, 0.0) + torch.where(counted, term[:, 0], 0.0).sum().item()
+            total = torch.where(counted, term[:, 0], 0.0).sum().double()
+            sums[name] = sums[name] + total if name in sums else total
         fallen |= alive & step.terminated[:, 0]
         failed |= alive & step.failed[:, 0]
         alive &= ~(step.terminated | step.truncated)[:, 0]
@@ -81,11 +84,11 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
         "survived": 1.0 - fallen.double().mean().item(),
         "fell": fallen.double().mean().item(),
         "failed": failed.double().mean().item(),
-        "reward_per_step": {name: total / steps for name, total in sums.items()},
+        "reward_per_step": {name: total.item() / steps for name, total in sums.items()},
         "returns": [round(value, 3) for value in returns.tolist()],
     }
 
 
-def _spread(x: torch.Tensor) -> dict[str, float]:
+def _spread(x: Tensor) -> dict[str, float]:
     std = x.std().item() if len(x) > 1 else 0.0
     return {"mean": x.mean().item(), "std": std, "min": x.min().item(), "max": x.max().item()}

@@ -50,7 +50,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Dump:
-    """The last B control steps of a world that failed in the last of them."""
+    """The last B control steps of a world that failed in the last of them; on the CPU, wherever it was simulated."""
 
     about: dict[str, Any]  # task, seed, iteration, row, branch, apart, max_value, what, versions
     start: dict[str, Tensor]  # name -> (1, ...): BranchedEnv.column(0) before the first step
@@ -143,14 +143,15 @@ class Quarantine:
             "max_value": env.max_value,
             "what": self._what,
         }
+        trail = list(zip(past, column, strict=True))
         return Dump(
             about=about,
-            start={name: values[row : row + 1].clone() for name, values in past[0].nominal.items()},
-            rows=torch.stack([moment.nominal["sim.rows"][row] for moment in past[: shared + 1]]),
-            action=torch.stack([moment.action[row, k] for moment, k in zip(past, column, strict=True)]),
-            control=torch.stack([moment.control[row, k] for moment, k in zip(past, column, strict=True)]),
-            fingerprint=torch.stack([moment.fingerprint[row, k] for moment, k in zip(past, column, strict=True)]),
-            end=env.column(branch)["sim.rows"][row].clone(),
+            start={name: values[row : row + 1].to("cpu", copy=True) for name, values in past[0].nominal.items()},
+            rows=torch.stack([moment.nominal["sim.rows"][row] for moment in past[: shared + 1]]).cpu(),
+            action=torch.stack([moment.action[row, k] for moment, k in trail]).cpu(),
+            control=torch.stack([moment.control[row, k] for moment, k in trail]).cpu(),
+            fingerprint=torch.stack([moment.fingerprint[row, k] for moment, k in trail]).cpu(),
+            end=env.column(branch)["sim.rows"][row].to("cpu", copy=True),
             model=self._model,
         )
 
@@ -204,7 +205,7 @@ def encode(dump: Dump, iteration: int) -> bytes:
     }
     tensors = {name: getattr(dump, name) for name in _PARTS} | {f"start.{k}": v for k, v in dump.start.items()}
     tensors["model"] = torch.frombuffer(bytearray(dump.model), dtype=torch.uint8)
-    return save({name: values.contiguous() for name, values in tensors.items()}, {"about": json.dumps(about)})
+    return save({name: values.cpu().contiguous() for name, values in tensors.items()}, {"about": json.dumps(about)})
 
 
 def load(path: Path) -> Dump:

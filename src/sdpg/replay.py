@@ -47,7 +47,8 @@ class Replay:
 def replay(dump: Dump) -> Replay:
     env = _world(dump)
     qpos, largest, reward, failed, what, departed = [], [], [], None, [], None
-    for i, (action, control) in enumerate(zip(dump.action[:, None, None], dump.control[:, None, None], strict=True)):
+    actions, controls = (x[:, None, None].to(env.device) for x in (dump.action, dump.control))  # (B, 1, 1, ...)
+    for i, (action, control) in enumerate(zip(actions, controls, strict=True)):
         qpos.append(env.physics().qpos[0, 0].clone())
         step = env.step(action, control)
         x = env.physics()
@@ -88,7 +89,8 @@ def _world(dump: Dump) -> BranchedEnv:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, NaN being equal to NaN."""
+    """Bit for bit, on whatever devices, NaN being equal to NaN."""
+    a, b = a.cpu(), b.cpu()
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 

@@ -3,11 +3,15 @@
 Every row owns a stream of its own, so that what a row draws does not depend on which other rows draw, on the
 number of threads, or on how rows are spread over processes; and the whole state of the generator is one counter per
 row. The generator is SplitMix64: its finaliser applied to a Weyl sequence.
+
+Numbers are drawn on the device of the rows. Words, integers and uniform numbers are the same on every device to the
+last bit; normal numbers differ by what its logarithm, sine and cosine round differently.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,8 +36,9 @@ def _mix(z: Tensor) -> Tensor:
 
 def _keys(seed: int, stream: int, rows: Tensor) -> Tensor:
     """One independent 64-bit key per row: (n,) -> (n,)."""
-    key = _mix(torch.tensor(_signed(seed & ((1 << 64) - 1)), device=rows.device) + _WEYL)
-    key = _mix(key ^ _mix(torch.tensor(_signed(stream & ((1 << 64) - 1)), device=rows.device) * _WEYL + _MIX1))
+    word = partial(torch.full, (), dtype=torch.int64, device=rows.device)  # filled there: a copy would be waited for
+    key = _mix(word(_signed(seed & ((1 << 64) - 1))) + _WEYL)
+    key = _mix(key ^ _mix(word(_signed(stream & ((1 << 64) - 1))) * _WEYL + _MIX1))
     return _mix(key ^ _mix((rows + 1) * _WEYL))
 
 

@@ -57,7 +57,7 @@ def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]
     env = make_env(task, 1, 0, seed, threads=1, obs="pixels")
     size, rng = env.task.action_size, RowRng(seed, env.rows, stream=4)
     if kind == "zero":
-        return lambda obs: torch.zeros(1, size), env
+        return lambda obs: torch.zeros(1, size, device=env.device), env
     return lambda obs: rng.uniform(-1.0, 1.0, size), env
 
 
@@ -90,8 +90,9 @@ class Player:
 
     def restart(self) -> None:
         """Give the episode up and begin a new one."""
-        no, yes = torch.zeros(1, 1, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
-        self.env.restart(Step(torch.zeros(1, 1), no, yes, no, self.env.observe().state))
+        state = self.env.observe().state  # (1, 1, D)
+        no = torch.zeros(1, 1, dtype=torch.bool, device=state.device)
+        self.env.restart(Step(torch.zeros_like(no, dtype=state.dtype), no, ~no, no, state))
         self.total, self.steps = 0.0, 0
 
 
@@ -125,9 +126,9 @@ def frame_stride(env: BranchedEnv) -> int:
 def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:
     """The third-person picture (3, S, S), to its right the policy's frames, the newest on top: (H, W, 3) uint8."""
     size = view.shape[-1]
-    columns = [view]
+    columns = [view.cpu()]
     for source in sources:
-        stack = source if source.dtype == torch.uint8 else _grey(source)
+        stack = (source if source.dtype == torch.uint8 else _grey(source)).cpu()
         singles = stack.unflatten(0, (-1, 3)).flip(0)  # (frames, 3, h, w)
         rows = [_resize(frame, size // len(singles)) for frame in singles]
         column = torch.cat(rows, dim=1)  # (3, at most S, s)

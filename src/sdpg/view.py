@@ -111,7 +111,7 @@ class Crane:
     def _pose(self, qpos: Tensor, controls: Controls) -> tuple[np.ndarray, np.ndarray]:
         """Position (3,) and rotation (3, 3) of the camera: its columns are right, up, back."""
         model, data = self._model, self._data
-        data.qpos[:] = qpos[0].numpy()
+        data.qpos[:] = qpos[0].cpu().numpy()
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_camlight(model, data)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import subprocess_env
+from pretended_gpu import OnGpu, pretended_gpu, to_host
 from torch import Tensor
 
 from sdpg.build import compile_scene, make_env
@@ -401,6 +402,46 @@ def test_far_from_the_origin_nothing_shakes(kind: Kind) -> None:
     assert different.float().mean() < 0.01
 
 
+def test_pictures_of_a_gpu_do_not_pass_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3. On the pretended device, Warp's launches on its CPU device: the same bytes, nobody waits, and Warp is put on
+    torch's stream whenever it works."""
+    import warp as wp
+
+    world = (
+        '<body><freejoint/><geom size=".3"/></body><body mocap="true" pos=".5 0 0"><geom size=".2" group="1"/></body>'
+    )
+    model = scene(world, camera=FRONT + FRONT.replace("front", "near").replace("-3", "-2"))
+    views = [View("front", 20, 30, depth=True), View("near", 9, 8, groups=(1,))]
+    qpos, mocap = still(model, 5).float(), torch.rand(5, 1, 3, generator=torch.Generator().manual_seed(0))
+    qpos[:, 0] += torch.arange(5) / 10
+    qpos[3, 1] = torch.nan
+    expected = make_renderer(model, 5, views, 2, "warp").render(qpos, mocap)
+    to_torch, streams = wp.to_torch, []
+    monkeypatch.setattr(wp, "device_from_torch", lambda device: wp.get_device("cpu"))
+    monkeypatch.setattr(wp, "to_torch", lambda array: OnGpu(to_torch(array)))
+    monkeypatch.setattr(wp, "stream_from_torch", streams.append)  # None: no other stream is taken
+    with pretended_gpu() as gpu:
+        renderer = make_renderer(model, 5, views, 2, device=gpu.device)
+        assert renderer.kind == "warp" and renderer.device == gpu.device and streams == [gpu.device]
+        here = qpos.to(gpu.device), mocap.to(gpu.device)
+        assert not gpu.waits
+        images = renderer.render(*here)
+        assert not gpu.waits and streams == [gpu.device] * 2
+        for camera, image in expected.items():
+            assert rgb_of(images[camera]).device == gpu.device
+            assert torch.equal(to_host(rgb_of(images[camera])), rgb_of(image))
+        assert depth_of(images["front"]).device == gpu.device
+        assert torch.equal(to_host(depth_of(images["front"])), depth_of(expected["front"]))
+        again = renderer.render(qpos, mocap)["front"]  # states of the CPU are moved
+        assert torch.equal(to_host(rgb_of(again)), rgb_of(expected["front"]))
+
+
+def test_pictures_are_on_the_renderers_device(kind: Kind) -> None:
+    """3."""
+    image = hopper(kind, 2).render(still(suite("hopper"), 2))["track"]
+    assert hopper(kind, 1).device == rgb_of(image).device == depth_of(image).device == torch.device("cpu")
+
+
 # --- which one, and what can't be drawn -------------------------------------------------------------------------------
 
 MESH = '<mesh name="wedge" vertex="0 0 0  1 0 0  0 1 0  0 0 1"/>'
@@ -427,8 +468,12 @@ def test_a_scene_that_raster_cannot_draw_goes_to_warp_by_itself() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_suite_is_drawn_by_raster(name: str) -> None:
-    assert choose(suite(name), [View(make_task(name).camera)])[0] == "raster"
+def test_the_suite_is_drawn_by_raster_and_on_a_gpu_by_warp(name: str) -> None:
+    view = View(make_task(name).camera)
+    assert choose(suite(name), [view])[0] == "raster"
+    assert choose(suite(name), [view], "cuda") == ("warp", "the rasteriser draws on CPU cores only")
+    with pytest.raises(SdpgError, match="draws on CPU cores only; take the renderer 'warp'"):
+        make_renderer(suite(name), 1, [view], kind="raster", device="cuda:1")
 
 
 def test_bad_wishes_in_plain_words() -> None:

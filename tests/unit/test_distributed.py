@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import NAN_TASK, SRC, subprocess_env, tiny
+from pretended_gpu import pretended_gpu
 from test_sdpg import _Fragile
 from torch import Tensor
 
@@ -30,7 +32,7 @@ from sdpg import checkpoint, log, quarantine, train
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import default_threads, make_env
 from sdpg.config import TrainCfg
-from sdpg.distributed import ALONE, Group, RankLost, _fresh_name, join, my_rank
+from sdpg.distributed import ALONE, TIMEOUT, Group, RankLost, _fresh_name, _packed, _Ranks, _ways, join, my_rank
 from sdpg.env import WINDOW, BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
 from sdpg.nn.modules import Normalizer, moments
@@ -155,6 +157,84 @@ def test_a_rank_that_left_is_named() -> None:
     start = time.monotonic()
     _ranks("_leave")
     assert time.monotonic() - start < 60
+
+
+_REMOTE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was \
+a network error, NCCL version 2.21.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgressOpt: Call to recv from 10.0.0.2<33759> failed : Connection reset by peer"""
+_SILENT = """[Rank 0] Work WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=9, Timeout(ms)=120000) timed out in blocking \
+wait.
+Exception raised from wait at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:763 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96"""
+_WATCHDOG = """[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST) ran for \
+120011 milliseconds before timing out."""
+_SHARED = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, invalid usage (run with NCCL_DEBUG=WARN \
+for details), NCCL version 2.21.5
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"""
+_RESET = "remote process exited or there was a network error, NCCL version 2.21.5: socketProgressOpt: Call to recv from"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (_REMOTE, f"rank 1 is gone ({_RESET} 10.0.0.2<33759> failed : Connection reset by peer); "),
+        (_SILENT, f"rank 1 has not answered for {TIMEOUT:.0f} s ([Rank 0] Work WorkNCCL("),
+        (_WATCHDOG, f"rank 1 has not answered for {TIMEOUT:.0f} s ("),
+        (
+            _SHARED,
+            "rank 0 can't go on (invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.21.5: Duplic",
+        ),
+        (
+            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors",
+            "rank 0 can't go on (CUDA error: ",
+        ),
+    ],
+)
+def test_what_nccl_says_becomes_one_line(text: str, line: str) -> None:
+    group = object.__new__(_Ranks)
+    group.rank, group.size = 0, 2
+    with pytest.raises(RankLost) as caught, group._asking():
+        raise torch.distributed.DistBackendError(text)
+    said = str(caught.value)
+    assert said.startswith(line) and "\n" not in said and ".hpp" not in said and "frame #" not in said
+    assert said.endswith("; the last checkpoint is good: start again with --resume auto")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "local_rank", "ways", "bound"),
+    [
+        (0, 2, 1, "gloo", []),
+        (2, 2, 1, "cpu:gloo,cuda:nccl", [1]),
+        (8, 2, 0, "cpu:gloo,cuda:nccl", [0]),
+        (2, 4, 3, "gloo", [1]),  # two ranks share a GPU: NCCL would refuse
+    ],
+)
+def test_every_rank_gets_a_gpu_of_its_own(
+    gpus: int, ranks: int, local_rank: int, ways: str, bound: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    for name, value in {"WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "RANK": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "")  # so that it is put back
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert _ways() == ways and calls == bound
+    assert ("nccl" in ways) == (os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1")  # its errors are raised
+
+
+def test_what_is_sent_arrives_on_the_cpu() -> None:
+    """A tensor of a GPU would be unpacked on the sender's."""
+    with pretended_gpu() as gpu:
+        parcel = _packed({"rows": [torch.arange(3, device=gpu.device)], "plain": torch.ones(2)})
+    rows, plain = pickle.loads(parcel).values()
+    assert type(rows[0]) is Tensor and rows[0].tolist() == [0, 1, 2] and plain.tolist() == [1.0, 1.0]
 
 
 # --- what needs no words ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sdpg.types import Camera
 class Counting:
     """The n-th call draws pictures of the number n, plus 100 times the row."""
 
-    kind, threads = "counting", 1
+    kind, threads, device = "counting", 1, torch.device("cpu")
 
     def __init__(self, num: int, view: View):
         self.num, self.views, self.calls = num, (view,), 0

@@ -51,7 +51,8 @@ def clipped_step(
     optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float, group: Group = ALONE
 ) -> float:
     """One clipped step down the sum of `losses` over all ranks, each of whose graphs is gone before the next is made;
-    the gradient's norm. A gradient that is not finite, on whatever rank, is left out: no step."""
+    the gradient's norm. A gradient that is not finite, on whatever rank, is left out: no step. So a GPU is waited for,
+    once a step."""
     parameters = optimizer.param_groups[0]["params"]
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:

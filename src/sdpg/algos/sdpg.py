@@ -182,6 +182,7 @@ class Sdpg(Algorithm):
     ):
         self.cfg, self.sources, self.seed, self.group = cfg, sources, seed, group
         self.device = env.device
+        # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
         views = {name: obs.sources[name] for name in sources}
@@ -193,10 +194,10 @@ class Sdpg(Algorithm):
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),
-        )  # fmt: skip
-        self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator)
+        ).to(self.device)  # fmt: skip
+        self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator).to(self.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature)))
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature), device=self.device))
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=cfg.actor_lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=cfg.critic_lr, fused=True)
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=cfg.temperature_lr)
@@ -204,7 +205,7 @@ class Sdpg(Algorithm):
             "actor": self.actor,
             "critic": self.critic,
             "target_critic": self.target_critic,
-            "normalizers": nn.ModuleDict(self.normalizers),
+            "normalizers": nn.ModuleDict(self.normalizers).to(self.device),
             "temperature": nn.ParameterList([self.log_temperature]),
         }
         self.optimizers = {
@@ -307,11 +308,22 @@ class Sdpg(Algorithm):
     def _places(self, usable: Tensor) -> Tensor:
         """usable (T, N, ...) bool of this rank's samples -> for every sample of all ranks, flat, its place among this
         rank's flat samples; -1 if it is another rank's or not usable. Batches are drawn from these: their size, which
-        losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum."""
+        losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum.
+
+        On the CPU, where how many of a batch are left must be known.
+        """
         t, n, *branches = usable.shape
-        places = torch.full((t, self.group.size, n, *branches), -1)  # a rank's rows follow each other
-        places[:, self.group.rank] = torch.where(usable, torch.arange(usable.numel()).view_as(usable), -1)
+        places = torch.full((t, self.group.size, n, *branches), -1, device="cpu")  # a rank's rows follow each other
+        mine = torch.arange(usable.numel(), device="cpu").view_as(usable)
+        places[:, self.group.rank] = torch.where(usable.cpu(), mine, -1)
         return places.flatten()
+
+    def _batches(self, drawn: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
+        """Batches of `size` of the places `drawn`: this rank's samples in each, on its device, and how many it has of
+        all ranks. One copy to the device for all of them."""
+        left = drawn >= 0
+        mine = drawn[left].to(self.device).split([int(part.sum()) for part in left.split(size)])
+        return zip(mine, (len(part) for part in drawn.split(size)), strict=True)
 
     def _update_actor(
         self, rollout: Rollout, returns: Tensor, good: Tensor | None, total: int, generator: torch.Generator
@@ -327,10 +339,10 @@ class Sdpg(Algorithm):
             lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
         places = self._places(~rollout.failed[..., 0])  # what a nominal saw before it failed may not be finite
         samples, temperature = len(places), self.log_temperature.exp().item() if cfg.entropy else 0.0
-        losses, norms, skipped = [], [], 0
+        losses: list[Tensor] = []
+        norms, skipped = [], 0
 
-        def parts(batch: Tensor) -> Iterator[Tensor]:
-            mine = batch[batch >= 0]
+        def parts(mine: Tensor, count: int) -> Iterator[Tensor]:
             for ids in mine.split(cfg.actor_chunk) if len(mine) else ():
                 # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
                 # beyond its bound is drawn back, where a clipped one would have no gradient.
@@ -339,27 +351,23 @@ class Sdpg(Algorithm):
                 if cfg.exploration != "fixed":
                     loss = loss + F.mse_loss(predicted_log_std, log_std[ids], reduction="sum")
                     loss = loss - temperature * predicted_log_std.sum()
-                loss = loss / (len(batch) * mean.shape[-1])
-                losses.append(loss.item() / cfg.regression_steps)
+                loss = loss / (count * mean.shape[-1])
+                losses.append(loss.detach())
                 yield loss
 
         for _ in range(cfg.regression_steps):
-            batch = places
+            drawn = places
             if cfg.regression_fraction < 1.0:
-                part = torch.randperm(samples, generator=generator)[: max(1, int(samples * cfg.regression_fraction))]
-                batch = places[part]
-            norm = clipped_step(self.actor_optimizer, parts(batch), lr, cfg.max_grad_norm, self.group)
+                part = torch.randperm(samples, generator=generator, device="cpu")
+                drawn = places[part[: max(1, int(samples * cfg.regression_fraction))]]
+            ((mine, count),) = self._batches(drawn, len(drawn))
+            norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
-        ranks = self.group.size
-        sums = self.group.sums(
-            {
-                "loss": sum(losses),
-                "std": rollout.log_std.exp().mean().item() / ranks,
-                "abs": rollout.mean.abs().mean().item() / ranks,
-                "ascent": d_mean.square().mean().item() / ranks,
-            }
-        )
+        means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
+        std, size, ascent = (mean / self.group.size for mean in means.tolist())
+        loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0
+        sums = self.group.sums({"loss": loss, "std": std, "abs": size, "ascent": ascent})
         return {
             "Loss/actor": sums["loss"],
             "Loss/actor_grad_norm": sum(norms) / len(norms),
@@ -391,10 +399,9 @@ class Sdpg(Algorithm):
             lr = linear_lr(self.iteration, total, lr, 0.1 * lr)
         losses, skipped = [], 0
         for _ in range(cfg.critic_passes):
-            order = torch.randperm(len(places), generator=generator)
-            for batch in places[order].split(cfg.critic_batch):
-                ids = batch[batch >= 0]
-                loss = F.mse_loss(self.critic(state[ids]), target[ids], reduction="sum") / len(batch)
+            order = torch.randperm(len(places), generator=generator, device="cpu")
+            for ids, count in self._batches(places[order], cfg.critic_batch):
+                loss = F.mse_loss(self.critic(state[ids]), target[ids], reduction="sum") / count
                 norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm, self.group)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())

@@ -1,6 +1,7 @@
 """Networks of the paper: encoders per source, MLP heads, a Gaussian policy, a value function, a running normaliser.
 
-Modules only, no losses. Every random number comes from the generator that is passed in.
+Modules only, no losses. Every random number comes from the generator that is passed in, which is a CPU's: modules are
+made there and moved, so that they begin alike on every device.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Promises, each with a test that quotes it (tests/contract/test_render.py):
 1. A picture is a function of its own row: nothing is remembered between calls, calling twice gives the same bytes, and
    the other rows do not matter.
 2. Nothing depends on the number of threads.
-3. What is returned is the caller's: later calls write elsewhere.
+3. What is returned is the caller's: later calls write elsewhere. It is on the renderer's device, wherever the states
+   were; on a GPU nothing goes through the host, and it is ordered by the stream that torch has as its current one.
 4. Pixels: a pinhole camera with MuJoCo's axes (looks along its -z, +y is up), `fovy` is the vertical field of view (a
    camera with `sensorsize` has its own intrinsics). Row 0 is the top, column 0 the left; one ray per pixel, through its
    centre. Nothing is too near to be seen; nothing is seen beyond the model's `zfar`.
@@ -26,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -50,12 +52,13 @@ class Image:
 
 
 class Renderer(Protocol):
-    """Made from (model, N, views, threads). The model is copied: later changes to it are not seen."""
+    """Made from (model, N, views, threads, device). The model is copied: later changes to it are not seen."""
 
     kind: str  # "raster" or "warp"
     num: int  # N
     views: tuple[View, ...]
     threads: int
+    device: torch.device  # where the pictures are
 
     def render(
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None

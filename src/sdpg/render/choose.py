@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import mujoco
+import torch
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Renderer, View
@@ -14,28 +15,38 @@ from sdpg.render.views import check_views, obstacle
 Kind = Literal["auto", "raster", "warp"]
 
 
-def choose(model: mujoco.MjModel, views: Sequence[View]) -> tuple[str, str]:
+def choose(model: mujoco.MjModel, views: Sequence[View], device: torch.device | str = "cpu") -> tuple[str, str]:
     """The kind that "auto" means for these views, and a clause that says why."""
-    reason = obstacle(model, check_views(model, 1, views))
+    views = check_views(model, 1, views)
+    if torch.device(device).type != "cpu":
+        return "warp", "the rasteriser draws on CPU cores only"
+    reason = obstacle(model, views)
     if reason is None:
         return "raster", "the scene consists of primitives"
     return "warp", reason
 
 
 def make_renderer(
-    model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, kind: Kind = "auto"
+    model: mujoco.MjModel,
+    num: int,
+    views: Sequence[View],
+    threads: int = 1,
+    kind: Kind = "auto",
+    device: torch.device | str = "cpu",
 ) -> Renderer:
-    """N = num images at a time. Takes seconds when a renderer, or a scene on "warp", is used for the first time on a
-    machine: code is compiled, and kept on disk."""
+    """N = num images at a time, on `device`. Takes seconds when a renderer, or a scene on "warp", is used for the first
+    time on a machine: code is compiled, and kept on disk."""
     # Imported here: what is not used need not be there, and takes its time to import.
     if kind == "auto":
-        kind = choose(model, views)[0]  # type: ignore[assignment]
+        kind = choose(model, views, device)[0]  # type: ignore[assignment]
     if kind == "raster":
+        if torch.device(device).type != "cpu":
+            raise SdpgError("the rasteriser draws on CPU cores only; take the renderer 'warp'")
         from sdpg.render.raster import RasterRenderer
 
         return RasterRenderer(model, num, views, threads)
     if kind == "warp":
         from sdpg.render.warp import WarpRenderer
 
-        return WarpRenderer(model, num, views, threads)
+        return WarpRenderer(model, num, views, threads, device)
     raise SdpgError(f"unknown renderer '{kind}'; give auto, raster or warp")

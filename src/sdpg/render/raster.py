@@ -23,7 +23,7 @@ from sdpg.render.api import Image, View
 from sdpg.render.cover import cover
 from sdpg.render.scene import Geometry, Look, Poses, geometry_of, look_of
 from sdpg.render.shade import shade
-from sdpg.render.views import check_views, clean, mocap, obstacle
+from sdpg.render.views import States, check_views, obstacle
 from sdpg.render.workers import Workers
 
 _SKIPPED = ("CONTACT", "CONSTRAINT", "ACTUATION", "SENSOR")  # of mjtDisableBit: poses do not need them
@@ -35,6 +35,7 @@ class RasterRenderer:
     """See `render.api.Renderer` for what it promises."""
 
     kind = "raster"
+    device = torch.device("cpu")
 
     def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1):
         self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
@@ -44,6 +45,7 @@ class RasterRenderer:
         for name in _SKIPPED:
             self._model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{name}"))
         self._batch = Batch(self._model, nsim=num, nthread=min(threads, num))
+        self._states = States(self._model, num, self.device)
         self._poses = Poses(*(self._batch.bind(name).reshape(num, -1, n) for name, n in _POSES.items()))
         self._scenes = {view: (geometry_of(self._model, view), look_of(self._model, view)) for view in self.views}
         self._workers = Workers(threads)
@@ -53,10 +55,8 @@ class RasterRenderer:
     def render(
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
     ) -> dict[str, Image]:
-        self._batch.bind("qpos")[:] = clean(self._model, qpos, self.num)
-        if self._model.nmocap:
-            self._batch.bind("mocap_pos")[:] = mocap(self._model, mocap_pos, "pos", self.num)
-            self._batch.bind("mocap_quat")[:] = mocap(self._model, mocap_quat, "quat", self.num)
+        for name, values in self._states(qpos, mocap_pos, mocap_quat).items():
+            self._batch.bind(name)[:] = values.numpy()
         with suppress(SimulationError):  # nothing here depends on what the engine may complain of after the positions
             self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
         return {view.camera: self._picture(view, *scene) for view, scene in self._scenes.items()}

@@ -12,7 +12,7 @@ from sdpg.types import Camera
 
 
 class Eyes:
-    """A renderer and its frame stacks: source -> (N, stack * channels, H, W), the newest frame last.
+    """A renderer and its frame stacks, on its device: source -> (N, stack * channels, H, W), the newest frame last.
 
     Every `look` makes new tensors, so that what was handed out before stays as it was.
     """
@@ -23,7 +23,7 @@ class Eyes:
         for name, camera in self.cameras.items():
             channels, dtype = (1, torch.float32) if camera.depth else (3, torch.uint8)
             shape = (renderer.num, camera.stack * channels, camera.height, camera.width)
-            self._frames[name] = torch.zeros(shape, dtype=dtype)
+            self._frames[name] = torch.zeros(shape, dtype=dtype, device=renderer.device)
 
     def frames(self) -> dict[str, Tensor]:
         return dict(self._frames)
@@ -37,9 +37,12 @@ class Eyes:
             assert frame is not None
             channels = frame.shape[1]
             stack = torch.cat((self._frames[name][:, channels:], frame), dim=1)
-            if new.any():
+            if not new.is_cpu:  # to ask a GPU which rows are new takes longer than to go over all of them
+                stack = torch.where(new[:, None, None, None], frame.repeat(1, camera.stack, 1, 1), stack)
+            elif new.any():
                 stack[new] = frame[new].repeat(1, camera.stack, 1, 1)
             self._frames[name] = stack
 
     def load(self, frames: Mapping[str, Tensor]) -> None:
-        self._frames = {name: values.clone() for name, values in frames.items()}
+        device = self.renderer.device
+        self._frames = {name: values.to(device, copy=True) for name, values in frames.items()}

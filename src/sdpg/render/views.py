@@ -115,21 +115,29 @@ def ray_length(model: mujoco.MjModel, view: View) -> Tensor:
     return torch.from_numpy(np.sqrt(1 + x[None, :] ** 2 + y[:, None] ** 2).astype(np.float32))
 
 
-def clean(model: mujoco.MjModel, qpos: Tensor, num: int) -> np.ndarray:
-    """(N, nq) float64, rows that are no state replaced by the reference pose."""
-    if qpos.shape != (num, model.nq):
-        raise ValueError(f"qpos is {tuple(qpos.shape)}; the renderer was made for {(num, model.nq)}")
-    rows = qpos.detach().cpu().numpy().astype(np.float64)  # a copy
-    rows[~(np.abs(rows) < LARGEST).all(axis=1)] = model.qpos0  # NaN compares false
-    return rows
+class States:
+    """What renderers make of the N states that they are given: float64 rows on `device`, by field of MjData."""
 
+    def __init__(self, model: mujoco.MjModel, num: int, device: torch.device):
+        bodies = np.flatnonzero(model.body_mocapid >= 0)
+        bodies = bodies[np.argsort(model.body_mocapid[bodies])]  # (nmocap,)
+        own = {"qpos": model.qpos0, "mocap_pos": model.body_pos[bodies], "mocap_quat": model.body_quat[bodies]}
+        self._own = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in own.items()}
+        self._num = num
 
-def mocap(model: mujoco.MjModel, given: Tensor | None, field: str, num: int) -> np.ndarray:
-    """(N, nmocap, 3 or 4) float64 of "pos" or "quat": what is given, else, and where it is no number, the model's."""
-    bodies = np.flatnonzero(model.body_mocapid >= 0)
-    own = getattr(model, f"body_{field}")[bodies[np.argsort(model.body_mocapid[bodies])]]  # (nmocap, 3 or 4)
-    rows = np.repeat(own[None], num, axis=0)
-    if given is not None:
-        values = given.detach().cpu().numpy().astype(np.float64).reshape(rows.shape)
-        rows = np.where(np.abs(values) < LARGEST, values, rows)
-    return rows
+    def __call__(self, qpos: Tensor, mocap_pos: Tensor | None, mocap_quat: Tensor | None) -> dict[str, Tensor]:
+        """qpos (N, nq), rows that are no state replaced by the reference pose; mocap_pos (N, nmocap, 3) and mocap_quat
+        (N, nmocap, 4): what is given, else, and where it is no number, the model's. Only fields that have numbers."""
+        expected = (self._num, len(self._own["qpos"]))
+        if qpos.shape != expected:
+            raise ValueError(f"qpos is {tuple(qpos.shape)}; the renderer was made for {expected}")
+        given = {"qpos": qpos, "mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
+        return {name: self._mended(name, given[name]) for name, own in self._own.items() if own.numel()}
+
+    def _mended(self, name: str, given: Tensor | None) -> Tensor:
+        own = self._own[name].expand(self._num, *self._own[name].shape)
+        if given is None:
+            return own
+        rows = given.detach().to(own).reshape(own.shape)
+        number = rows.abs() < LARGEST  # NaN compares false
+        return torch.where(number.all(-1, keepdim=True) if name == "qpos" else number, rows, own)

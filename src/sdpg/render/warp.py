@@ -1,7 +1,9 @@
 """Any scene: the batch ray tracer of `mujoco_warp`, on a small `Data` of its own.
 
-On a CPU a Warp launch is serial, so the N worlds are split over threads, each part with its own data and context. The
-code is compiled for the scene when the renderer is made (seconds, the first time) and kept in Warp's cache directory.
+States go in and pictures come out as torch tensors on the renderer's device, through views of Warp's arrays: the same
+code on a CPU and on a GPU, where nothing is copied to the host. On a CPU a Warp launch is serial, so the N worlds are
+split over threads, each part with its own data and context. The code is compiled for the scene when the renderer is
+made (seconds, the first time) and kept in Warp's cache directory.
 """
 
 from __future__ import annotations
@@ -12,30 +14,41 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
 import mujoco
-import numpy as np
 import torch
 from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
-from sdpg.render.views import check_views, clean, mocap
+from sdpg.render.views import States, check_views
 from sdpg.render.workers import Workers
 
+_STATE = ("qpos", "mocap_pos", "mocap_quat")  # fields of Data that decide what is seen
 
-@dataclass
+
+@dataclass(frozen=True)
+class _Canvas:
+    """What the ray tracer writes for one camera, seen by torch."""
+
+    rgb: Tensor | None  # (n, H, W, 4) uint8: blue, green, red, alpha
+    depth: Tensor | None  # (n, H, W) float32, 0 where nothing is hit
+
+
+@dataclass(frozen=True)
 class _Part:
     """Worlds start to end: their data, and a context for each choice of geom groups."""
 
     start: int
     end: int
     data: Any
-    contexts: list[tuple[tuple[View, ...], Any]] = field(default_factory=list)
+    state: dict[str, Tensor]  # name -> (n, ...) float32: the data's own, seen by torch
+    contexts: list[Any]
+    canvases: dict[str, _Canvas]  # by camera
 
 
 class WarpRenderer:
@@ -43,13 +56,23 @@ class WarpRenderer:
 
     kind = "warp"
 
-    def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, device: str = "cpu"):
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num: int,
+        views: Sequence[View],
+        threads: int = 1,
+        device: torch.device | str = "cpu",
+    ):
         self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._wp, self._mjw = _engine()
-        self._model, self._device = copy.copy(model), device
+        self._model, self._states = copy.copy(model), States(model, num, self.device)
         self._workers = Workers(threads)
-        parts = min(threads, num) if device == "cpu" else 1
-        with self._wp.ScopedDevice(device):
+        parts = min(threads, num) if self.device.type == "cpu" else 1
+        with self._in_order():
             try:
                 self._shared = self._mjw.put_model(self._model)
                 self._parts = [self._part(*ends) for ends in pairwise(num * i // parts for i in range(parts + 1))]
@@ -61,27 +84,32 @@ class WarpRenderer:
     def render(
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
     ) -> dict[str, Image]:
-        state = {
-            "qpos": clean(self._model, qpos, self.num),  # (N, nq)
-            "mocap_pos": mocap(self._model, mocap_pos, "pos", self.num),
-            "mocap_quat": mocap(self._model, mocap_quat, "quat", self.num),
-        }
-        images = {view.camera: _blank(view, self.num) for view in self.views}
+        state = self._states(qpos, mocap_pos, mocap_quat)  # name -> (N, ...)
+        with self._in_order():
+            for part in self._parts:
+                for name, values in state.items():
+                    part.state[name].copy_(values[part.start : part.end])
+            self._workers.run([lambda part=part: self._draw(part) for part in self._parts])  # type: ignore[misc]
+            return {view.camera: self._image(view) for view in self.views}
 
-        def job(part: _Part) -> None:
-            for name, values in state.items():
-                if values.size:
-                    getattr(part.data, name).assign(values[part.start : part.end].astype(np.float32))
-            self._draw(part)
-            for views, context in part.contexts:
-                _read(part, views, context, images)
-
-        with self._wp.ScopedDevice(self._device):  # the default device is the process's, not the thread's
-            self._workers.run([lambda part=part: job(part) for part in self._parts])  # type: ignore[misc]
-        return images
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Within, Warp works on the renderer's device and, on a GPU, on the stream that torch is on: each sees what the
+        other has written before, and nobody waits on the host. Warp's stream of before is waited for on entry; two
+        streams of torch that draw with one renderer at a time are not kept apart."""
+        wp = self._wp
+        with wp.ScopedDevice(wp.device_from_torch(self.device)):  # the process's default, not the thread's
+            if self.device.type == "cpu":
+                yield
+                return
+            with wp.ScopedStream(wp.stream_from_torch(self.device), sync_enter=True):
+                yield
 
     def _part(self, start: int, end: int) -> _Part:
-        part = _Part(start, end, self._mjw.make_data(self._model, nworld=end - start, nconmax=1, njmax=1))
+        data = self._mjw.make_data(self._model, nworld=end - start, nconmax=1, njmax=1)
+        arrays = {name: getattr(data, name) for name in _STATE}
+        state = {name: self._wp.to_torch(array) for name, array in arrays.items() if array.size}
+        part = _Part(start, end, data, state, [], {})
         for groups, same in groupby(sorted(self.views, key=lambda v: v.groups), key=lambda v: v.groups):
             views = tuple(same)
             context = self._mjw.create_render_context(
@@ -97,8 +125,24 @@ class WarpRenderer:
                 use_shadows=False,
                 deterministic=True,
             )
-            part.contexts.append((views, context))
+            part.contexts.append(context)
+            part.canvases.update(self._canvases(context, views))
         return part
+
+    def _canvases(self, context: Any, views: tuple[View, ...]) -> dict[str, _Canvas]:
+        """The context's buffers (n, ...) hold the pictures of its cameras one after the other."""
+        wp, found = self._wp, {}
+        rgb_starts, depth_starts = context.rgb_adr.numpy().tolist(), context.depth_adr.numpy().tolist()
+        for view, rgb_start, depth_start in zip(views, rgb_starts, depth_starts, strict=True):
+            rgb, depth, pixels = None, None, view.width * view.height
+            if view.rgb:
+                packed = wp.to_torch(context.rgb_data.view(wp.int32))[:, rgb_start : rgb_start + pixels]  # 0xAARRGGBB
+                rgb = packed.view(torch.uint8).unflatten(1, (view.height, view.width, 4))
+            if view.depth:
+                metres = wp.to_torch(context.depth_data)[:, depth_start : depth_start + pixels]
+                depth = metres.unflatten(1, (view.height, view.width))
+            found[view.camera] = _Canvas(rgb, depth)
+        return found
 
     def _draw(self, part: _Part) -> None:
         model, data = self._shared, part.data
@@ -107,34 +151,23 @@ class WarpRenderer:
         self._mjw.camlight(model, data)
         if self._model.nflex:
             self._mjw.flex(model, data)
-        for _, context in part.contexts:
+        for context in part.contexts:
             self._mjw.refit_bvh(model, data, context)
             self._mjw.render(model, data, context)
 
-
-def _blank(view: View, num: int) -> Image:
-    shape = (view.height, view.width)
-    return Image(
-        torch.empty((num, 3, *shape), dtype=torch.uint8) if view.rgb else None,
-        torch.empty((num, *shape), dtype=torch.float32) if view.depth else None,
-    )
-
-
-def _read(part: _Part, views: tuple[View, ...], context: Any, images: dict[str, Image]) -> None:
-    """The context's buffers hold the pictures of its cameras one after the other."""
-    num = part.end - part.start
-    rgb_adr, depth_adr = context.rgb_adr.numpy(), context.depth_adr.numpy()
-    for i, view in enumerate(views):
-        image, pixels = images[view.camera], view.width * view.height
-        if image.rgb is not None:
-            packed = context.rgb_data.numpy()[:, rgb_adr[i] : rgb_adr[i] + pixels]  # (n, H W) 0xAARRGGBB
-            rgb = image.rgb.numpy()[part.start : part.end].reshape(num, 3, pixels)
-            for channel, shift in enumerate((16, 8, 0)):
-                rgb[:, channel] = packed >> shift  # uint8 keeps the lowest byte
-        if image.depth is not None:
-            metres = context.depth_data.numpy()[:, depth_adr[i] : depth_adr[i] + pixels]  # (n, H W), 0: nothing hit
-            depth = image.depth.numpy()[part.start : part.end].reshape(num, pixels)
-            depth[:] = np.where(metres > 0, metres, np.inf)
+    def _image(self, view: View) -> Image:
+        """A copy of what all parts have drawn. By the caller's thread: torch has threads of its own."""
+        shape = (view.height, view.width)
+        rgb = torch.empty((self.num, 3, *shape), dtype=torch.uint8, device=self.device) if view.rgb else None
+        depth = torch.empty((self.num, *shape), dtype=torch.float32, device=self.device) if view.depth else None
+        for part in self._parts:
+            canvas = part.canvases[view.camera]
+            if rgb is not None and canvas.rgb is not None:
+                for channel, byte in enumerate((2, 1, 0)):
+                    rgb[part.start : part.end, channel] = canvas.rgb[..., byte]
+            if depth is not None and canvas.depth is not None:
+                depth[part.start : part.end] = torch.where(canvas.depth > 0, canvas.depth, torch.inf)
+        return Image(rgb, depth)
 
 
 @cache
