@@ -7,13 +7,8 @@ code is compiled for the scene when the renderer is made (seconds, the first tim
 from __future__ import annotations
 
 import copy
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -26,6 +21,7 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.views import check_views, clean, mocap
 from sdpg.render.workers import Workers
+from sdpg.warp_engine import engine
 
 
 @dataclass
@@ -45,7 +41,7 @@ class WarpRenderer:
 
     def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, device: str = "cpu"):
         self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
-        self._wp, self._mjw = _engine()
+        self._wp, self._mjw = engine()
         self._model, self._device = copy.copy(model), device
         self._workers = Workers(threads)
         parts = min(threads, num) if device == "cpu" else 1
@@ -135,34 +131,3 @@ def _read(part: _Part, views: tuple[View, ...], context: Any, images: dict[str, 
             metres = context.depth_data.numpy()[:, depth_adr[i] : depth_adr[i] + pixels]  # (n, H W), 0: nothing hit
             depth = image.depth.numpy()[part.start : part.end].reshape(num, pixels)
             depth[:] = np.where(metres > 0, metres, np.inf)
-
-
-@cache
-def _engine() -> tuple[Any, Any]:
-    """The modules `warp` and `mujoco_warp`: imported late, because that takes seconds."""
-    import warp as wp
-
-    wp.config.log_level = wp.LOG_WARNING  # it would greet us on standard output
-    with _without_words("Could not find or load the NVIDIA CUDA driver"):
-        wp.init()
-    import mujoco_warp as mjw
-
-    return wp, mjw
-
-
-@contextmanager
-def _without_words(words: str) -> Iterator[None]:
-    """A library's complaint of having no GPU says nothing to somebody who has none; all else is passed on."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        saved = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            file.seek(0)
-            for line in file.read().decode(errors="replace").splitlines(keepends=True):
-                if words not in line:
-                    sys.stderr.write(line)

@@ -1,0 +1,42 @@
+"""The modules `warp` and `mujoco_warp`, for physics and for pictures: imported late, because that takes seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+
+@cache
+def engine() -> tuple[Any, Any]:
+    """(warp, mujoco_warp), without their greetings."""
+    import warp as wp
+
+    wp.config.log_level = wp.LOG_WARNING  # it would greet us on standard output
+    with _without_words("Could not find or load the NVIDIA CUDA driver"):
+        wp.init()
+    import mujoco_warp as mjw
+
+    return wp, mjw
+
+
+@contextmanager
+def _without_words(words: str) -> Iterator[None]:
+    """A library's complaint of having no GPU says nothing to somebody who has none; all else is passed on."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            for line in file.read().decode(errors="replace").splitlines(keepends=True):
+                if words not in line:
+                    sys.stderr.write(line)
