@@ -20,12 +20,20 @@ import torch
 
 from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import collecting, default_threads, make_env
+from sdpg.build import choose_engine, collecting, default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
-from sdpg.folder import RunFolder, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
+from sdpg.folder import (
+    RunFolder,
+    cant_write,
+    cfg_from_dict,
+    engine_of,
+    refuse_another,
+    refuse_what_is_there,
+    versions,
+)
 from sdpg.log import RunLog
 from sdpg.plan import Plan, make_plan, resident_bytes
 from sdpg.quarantine import Quarantine
@@ -59,8 +67,6 @@ def train(
     """
     started = time.monotonic()
     cfg.validate()
-    if cfg.device == "cuda":
-        raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
     if cfg.num_nominal % group.size:
         nearest = max(1, round(cfg.num_nominal / group.size)) * group.size
         raise SdpgError(f"num-nominal {cfg.num_nominal} can't be shared by {group.size} ranks; give {nearest}")
@@ -73,11 +79,17 @@ def train(
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=length))
     if saved is not None:
         refuse_another(before, cfg)
+        cfg = dataclasses.replace(cfg, sim=engine_of(before))
+    engine = group.together(lambda: choose_engine(cfg.sim, cfg.device))
+    cfg = dataclasses.replace(cfg, sim=engine.sim)  # for good: a run keeps its engine
+    if cfg.deterministic and engine.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
     plan = group.together(lambda: _plan(cfg, group))
     report("plan", plan.facts())
     threads = cfg.threads or default_threads(group.local_size)
     torch.set_num_threads(threads)
-    env, algo = group.together(lambda: _build(cfg, saved, threads, group))
+    env, algo = group.together(lambda: _build(cfg, engine.device, saved, threads, group))
     algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
     earlier = float(saved.state["run"]["seconds"]) if saved is not None else 0.0  # seconds of other sessions
 
@@ -89,6 +101,7 @@ def train(
 
     run = group.together(take_up)
     facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
+    facts |= {"sim": engine.sim, "device": str(env.device)}
     report("start", {"run": str(run.path), **facts})
     return run.loop(stop)
 
@@ -109,11 +122,23 @@ def _plan(cfg: TrainCfg, group: Group) -> Plan:
     return plan
 
 
-def _build(cfg: TrainCfg, saved: checkpoint.Checkpoint | None, threads: int, group: Group) -> tuple[BranchedEnv, Sdpg]:
+def _build(
+    cfg: TrainCfg, device: str, saved: checkpoint.Checkpoint | None, threads: int, group: Group
+) -> tuple[BranchedEnv, Sdpg]:
     """The rows of this rank, and what learns from all of them."""
     rows = cfg.num_nominal // group.size
     env = make_env(
-        make_task(cfg.task), rows, cfg.num_auxiliary, cfg.seed, threads, cfg.obs, cfg.max_value, group.rank * rows
+        make_task(cfg.task),
+        rows,
+        cfg.num_auxiliary,
+        cfg.seed,
+        threads,
+        cfg.obs,
+        cfg.max_value,
+        group.rank * rows,
+        cfg.sim,
+        device,
+        cfg.deterministic,
     )
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed, group)
     if saved is not None:
@@ -141,7 +166,7 @@ class _Run:
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         self.save_seconds = 0.0  # since the last row
-        about = {"task": cfg.task, "versions": versions()}
+        about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
         self.quarantine = Quarantine(env, self.path, about, cfg.algo.horizon, algo.iteration, self.warn, group)
         self.log: RunLog | None = None
         if folder is not None:

@@ -42,7 +42,8 @@ _KINEMATICS = frozenset(
     "light_xdir subtree_com cdof cinert ten_length".split()
 )
 _ACCELERATIONS = frozenset(
-    "qacc qfrc_constraint cfrc_ext cfrc_int cacc actuator_force qfrc_actuator qfrc_smooth qacc_smooth act_dot energy".split()
+    "qacc qfrc_constraint cfrc_ext cfrc_int cacc actuator_force qfrc_actuator qfrc_smooth qacc_smooth act_dot "
+    "energy".split()
 )
 _AFTER_CONSTRAINTS = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 _Level = Literal["none", "kinematics", "velocity", "acceleration"]
@@ -141,8 +142,8 @@ class WarpSim:
         groups: set[str] = set()
         for name, values in params.items():
             mine = self._expand(name)
+            self._refuse_moved_scenery(name, values.to(mine))
             mine[worlds] = values.to(mine)
-            self._refuse_moved_scenery(name)
             if name in mujoco.MjModel._setconst_inputs and name not in _NO_CONSTANTS:
                 groups |= set(_GROUPS.get(name, _CONSTANTS))
         if groups:
@@ -320,14 +321,14 @@ class WarpSim:
             values[worlds] = self._params[name][worlds]
             self._params[name].copy_(values)
 
-    def _refuse_moved_scenery(self, name: str) -> None:
+    def _refuse_moved_scenery(self, name: str, values: Tensor) -> None:
         """mujoco_warp places what is fixed to the world once and for all."""
         if name not in ("body_pos", "body_quat", "geom_pos", "geom_quat"):
             return
         body = np.arange(self.model.nbody) if name.startswith("body") else self.model.geom_bodyid
         fixed = (self.model.body_weldid[body] == 0) & (self.model.body_mocapid[self.model.body_rootid[body]] < 0)
         ids = torch.from_numpy(np.flatnonzero(fixed)).to(self.device)
-        if not torch.equal(self._params[name][:, ids], self._defaults[name][:, ids].expand_as(self._params[name][:, ids])):
+        if (values[:, ids] != self._defaults[name][:, ids]).any():
             raise SdpgError(f"mujoco_warp can't move what is fixed to the world by '{name}'; use a mocap body")
 
     def _bind(self, name: str) -> Tensor:
