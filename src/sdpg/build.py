@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -40,8 +41,8 @@ def model_bytes(model: mujoco.MjModel) -> bytes:
 class Engine:
     """What computes the physics, where it and the learning happen, and why."""
 
-    sim: str  # "cpu": mujoco.batch on CPU cores; "warp": mujoco_warp
-    device: str  # "cpu" or "cuda"
+    sim: Literal["cpu", "warp"]  # mujoco.batch on CPU cores, or mujoco_warp
+    device: Literal["cpu", "cuda"]
     why: str
 
 
@@ -52,7 +53,7 @@ def choose_engine(sim: str = "auto", device: str = "auto") -> Engine:
         if device == "cuda":
             raise SdpgError("--sim cpu computes on CPU cores: give --device cpu with it, or --sim warp for the GPU")
         return Engine("cpu", "cpu", "physics on CPU cores was asked for")
-    without = "warp" if sim == "warp" else "cpu"
+    without: Literal["cpu", "warp"] = "warp" if sim == "warp" else "cpu"
     if device == "cpu":
         return Engine(without, "cpu", "the CPU was asked for")
     trouble = _no_gpu()

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import mujoco
 import numpy as np
@@ -218,7 +218,7 @@ def options(cfg: TrainCfg) -> dict[str, Any]:
     return walk(dataclasses.asdict(cfg), "")
 
 
-def engine_of(saved: TrainCfg) -> str:
+def engine_of(saved: TrainCfg) -> Literal["cpu", "warp"]:
     """The engine of a run; those that do not name theirs are from before there was another than cpu."""
     return "cpu" if saved.sim == "auto" else saved.sim
 

@@ -1,4 +1,5 @@
-"""The modules `warp` and `mujoco_warp`, for physics and for pictures: imported late, because that takes seconds."""
+"""The modules `warp` and `mujoco_warp`, for physics and for pictures: imported late, because that takes seconds; and
+Warp beside torch on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @cache
@@ -22,6 +26,19 @@ def engine() -> tuple[Any, Any]:
     import mujoco_warp as mjw
 
     return wp, mjw
+
+
+@contextmanager
+def in_order(device: torch.device) -> Iterator[None]:
+    """Within, Warp works on the device and, on a GPU, on the stream that torch is on: each sees what the other has
+    written before, and nobody waits on the host."""
+    wp = engine()[0]
+    with wp.ScopedDevice(wp.device_from_torch(device)):
+        if device.type == "cpu":
+            yield
+            return
+        with wp.ScopedStream(wp.stream_from_torch(device), sync_enter=True):
+            yield
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def test_scenes_that_it_can_not_simulate(option: str, words: str) -> None:
 
 
 def test_fields_that_it_does_not_have() -> None:
-    for reads in (("nonsense",), ("nefc",), ("efc_force",)):
+    for reads in (("nonsense",), ("nefc",), ("efc_force",), ("eq_active",)):
         with pytest.raises(SdpgError, match=f"'{reads[0]}'.*--sim cpu"):
             _sim(reads)
 
@@ -271,6 +271,12 @@ def test_parameters_that_it_does_not_have() -> None:
 def test_engines_by_name() -> None:
     with pytest.raises(SdpgError, match="unknown engine 'tpu'; give cpu or warp"):
         make_sim(mujoco.MjModel.from_xml_string(SCENE), 1, sim="tpu")
+
+
+def test_rows_of_another_number_of_worlds() -> None:
+    sim = _sim()
+    with pytest.raises(ValueError, match="are not 6 worlds"):
+        sim.load_state_dict(sim.state_dict(torch.tensor([0])))
 
 
 # --- which engine -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ more, the step is taken back, the room enlarged, and the step made again. Nothin
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from sdpg.errors import SdpgError
-from sdpg.warp_engine import engine
+from sdpg.sim.cpu import hush
+from sdpg.warp_engine import engine, in_order
 
 # The integration state in MuJoCo's order (mjtState), by the names of `Data`; plugins are not supported by mujoco_warp.
 _STATE = (
@@ -98,7 +100,7 @@ class WarpSim:
         self._level = _level(model, reads)
         self._graphs: dict[int, Any] = {}  # substeps -> recorded launches; 0: only the derived fields
         self.enlarged = 0  # how often the room had to be
-        with self._wp.ScopedDevice(self._where):
+        with in_order(self.device):
             self._m = self._put_model(reads)
             contacts, constraints = room or trial(model)
             self._d = self._mjw.make_data(model, num_worlds, naconmax=contacts * num_worlds, njmax=constraints)
@@ -174,6 +176,9 @@ class WarpSim:
         for name in names | self._params.keys():
             self._expand(name).copy_(state[f"params.{name}"] if name in names else self._defaults[name])
         sizes = [values.shape[1] for values in self._state.values()]
+        if state["rows"].shape != (self.num_worlds, sum(sizes)):
+            size = tuple(state["rows"].shape)
+            raise ValueError(f"rows {size} are not {self.num_worlds} worlds of {sum(sizes)} numbers")
         for values, part in zip(self._state.values(), state["rows"].split(sizes, dim=1), strict=True):
             values.copy_(part)
         for name, values in self._derived.items():
@@ -183,36 +188,43 @@ class WarpSim:
 
     def _run(self, substeps: int) -> None:
         """Once, however much room it takes: a step that runs out of it is taken back and made again."""
-        before = [values.clone() for values in self._state.values()]
+        before = self._saved()
         peaks = self._wp.to_torch(self._peaks)
         while True:
             self._overflow.zero_()
             peaks.zero_()
-            with self._wp.ScopedDevice(self._where):
-                self._launch(substeps)
+            self._launch(substeps)
             flags = (self._overflow & self._curable).amax()
             constraints, contacts, short = torch.stack((*peaks, flags)).tolist()  # the one wait for the device
             if constraints <= self._d.njmax and contacts <= self._d.naconmax and not short:
                 return
-            for values, saved in zip(self._state.values(), before, strict=True):
-                values.copy_(saved)
-            self._enlarge(constraints, contacts, short)
+            self._restore(before)
+            self._enlarge(constraints, contacts)
 
     def _launch(self, substeps: int) -> None:
-        """Replay the launches, or record them. Recording must not compile, so they have been made once before."""
+        """Replay the launches, which are recorded when they are needed first."""
         wp = self._wp
         if self._where.is_cuda and not wp.is_mempool_enabled(self._where):  # a driver that can't allocate in a graph
-            self._program(substeps)
+            with in_order(self.device):
+                self._program(substeps)
             return
         if substeps not in self._graphs:
-            before = [values.clone() for values in self._state.values()]
-            self._program(substeps)
-            for values, saved in zip(self._state.values(), before, strict=True):
-                values.copy_(saved)
-            with wp.ScopedCapture() as capture:
+            before = self._saved()
+            with in_order(self.device):  # a recording must not compile, so they are made once before
+                self._program(substeps)
+            self._restore(before)
+            with wp.ScopedDevice(self._where), wp.ScopedCapture() as capture:  # CUDA can't record torch's own stream
                 self._program(substeps)
             self._graphs[substeps] = capture.graph
-        wp.capture_launch(self._graphs[substeps])
+        with in_order(self.device):
+            wp.capture_launch(self._graphs[substeps])
+
+    def _saved(self) -> list[Tensor]:
+        return [values.clone() for values in self._state.values()]
+
+    def _restore(self, saved: list[Tensor]) -> None:
+        for mine, values in zip(self._state.values(), saved, strict=True):
+            mine.copy_(values)
 
     def _program(self, substeps: int) -> None:
         """`substeps` steps, then what makes the derived fields those of the new state; the warm start stays."""
@@ -238,14 +250,18 @@ class WarpSim:
         """How much room was needed; the engine calls this in every evaluation of the dynamics."""
         self._wp.launch(self._note_peaks, dim=d.nworld, inputs=[d.nefc, d.nacon, d.ncollision], outputs=[self._peaks])
 
-    def _enlarge(self, constraints: int, contacts: int, short: int) -> None:
+    def _enlarge(self, constraints: int, contacts: int) -> None:
         old, kinds = self._d, self._mjw.OverflowType
+
+        def short(*names: str) -> bool:
+            return any(bool((self._overflow & int(kinds[name])).any()) for name in names)
+
         njmax, naconmax = old.njmax, old.naconmax
-        if constraints > njmax or short & kinds.NJMAX_NNZ:
+        if constraints > njmax or short("NEFC", "NJMAX_NNZ"):
             njmax = max(2 * njmax, round(_MARGIN * constraints))
-        if contacts > naconmax or short & kinds.CCD:
+        if contacts > naconmax or short("BROADPHASE", "NARROWPHASE", "CCD"):
             naconmax = max(2 * naconmax, round(_MARGIN * contacts))
-        if short & kinds.CONTACT_MATCH:
+        if short("CONTACT_MATCH"):
             self._m.opt.contact_sensor_maxmatch *= 2
         if max(njmax, naconmax / self.num_worlds, self._m.opt.contact_sensor_maxmatch) > _MOST:
             raise SdpgError(
@@ -253,7 +269,7 @@ class WarpSim:
                 f"{self.num_worlds}, more than {_MOST} a world: give geoms that need not touch contype 0 and "
                 "conaffinity 0, or --sim cpu"
             )
-        with self._wp.ScopedDevice(self._where):
+        with in_order(self.device):
             new = self._mjw.make_data(self.model, self.num_worlds, naconmax=naconmax, njmax=njmax)
         for spec in dataclasses.fields(new):  # whatever does not depend on the room stays where it is, fields too
             mine, theirs = getattr(old, spec.name), getattr(new, spec.name)
@@ -315,7 +331,7 @@ class WarpSim:
         names = [name for group in groups for name in _CONSTANTS[group] if getattr(self.model, name).size]
         before = {name: self._expand(name).clone() for name in names}
         bits = sum(int(self._mjw.SetConstGroup[group]) for group in groups)
-        with self._wp.ScopedDevice(self._where):
+        with in_order(self.device):
             self._mjw.set_const(self._m, self._d, bits)
         for name, values in before.items():
             values[worlds] = self._params[name][worlds]
@@ -337,27 +353,25 @@ class WarpSim:
 
     def _field(self, name: str) -> Tensor:
         """The same with the shape that MuJoCo gives it."""
-        array = getattr(self._d, name, None)
         shape = getattr(getattr(mujoco.MjData(self.model), name, None), "shape", None)
-        if shape is None or not isinstance(array, self._wp.array) or array.dtype in (int, bool, self._wp.int32):
-            raise SdpgError(f"mujoco_warp has no field '{name}' of a world; leave it out of `reads`, or give --sim cpu")
-        values = self._bind(name)
-        if values.numel() != self.num_worlds * int(np.prod(shape)):
-            raise SdpgError(f"mujoco_warp keeps '{name}' in a form of its own; leave it out of `reads`, or --sim cpu")
-        return values.view(self.num_worlds, *shape)
+        known = shape is not None and isinstance(getattr(self._d, name, None), self._wp.array)
+        values = self._bind(name) if known else torch.zeros(0)
+        if not known or not values.is_floating_point() or values.numel() != self.num_worlds * math.prod(shape or ()):
+            raise SdpgError(f"mujoco_warp has no field '{name}' as MuJoCo does; leave it out of `reads`, or --sim cpu")
+        return values.view(self.num_worlds, *(shape or ()))
 
 
 def trial(model: mujoco.MjModel) -> tuple[int, int]:
     """Contacts and constraints of a world to make room for: the most that plain MuJoCo meets from random poses, and a
     margin."""
+    hush()
     data, rng = mujoco.MjData(model), np.random.default_rng(0)
-    low, high = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, (-1.0, 1.0)).T
     contacts = constraints = 0
     for i in range(_TRIALS):
         mujoco.mj_resetData(model, data)
         mujoco.mj_integratePos(model, data.qpos, rng.normal(size=model.nv), 0.2 * i)
         for _ in range(_TRIAL_STEPS):
-            data.ctrl[:] = rng.uniform(low, high)
+            data.ctrl[:] = rng.uniform(-1.0, 1.0, model.nu)
             mujoco.mj_step(model, data)
             contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
     return max(4, round(_MARGIN * contacts)), max(8, round(_MARGIN * constraints))
