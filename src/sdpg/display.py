@@ -46,7 +46,7 @@ class Display:
         elif what == "start":
             how = "going on" if facts["iteration"] else "training"
             worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
-            if facts["sim"] == "warp":
+            if facts.get("sim") == "warp":
                 worlds += f", mujoco_warp on {facts['device']}"
             if facts["ranks"] > 1:
                 worlds += f" on each of {facts['ranks']} ranks"

@@ -148,11 +148,10 @@ class BranchedEnv:
         copied = done & ~row_done[:, None]
         any_row, any_copied = torch.stack((row_done.any(), copied.any())).tolist()  # one wait for the device, not two
         if any_copied:
-            dst = self._worlds[copied]
-            row = copied.nonzero()[:, 0]
-            self.sim.copy(self._worlds[row, 0], dst)
+            row, branch = copied.nonzero().unbind(1)
+            self.sim.copy(self._worlds[row, 0], self._worlds[row, branch])
             self._memory = {name: _masked_copy(values, copied) for name, values in self._memory.items()}
-            self._apart[copied] = 0
+            self._apart.masked_fill_(copied, 0)
         if any_row:
             rows = row_done.nonzero()[:, 0]
             self._finish(rows)

@@ -166,6 +166,7 @@ class _Run:
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         self.save_seconds = 0.0  # since the last row
+        self.enlarged = 0  # how often the engine made more room for contacts, as far as was told
         about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
         self.quarantine = Quarantine(env, self.path, about, cfg.algo.horizon, algo.iteration, self.warn, group)
         self.log: RunLog | None = None
@@ -224,6 +225,7 @@ class _Run:
         with collecting(env):
             rollout = algo.collect(env)
         middle = time.perf_counter()
+        self._tell_of_room()
         env.share_episodes(group)
         failed = group.sums({"failed": rollout.failed.float().mean().item() / group.size})["failed"]
         what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
@@ -235,6 +237,12 @@ class _Run:
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save_and_go_on()
+
+    def _tell_of_room(self) -> None:
+        enlarged = getattr(self.env.sim, "enlarged", 0)
+        if enlarged > self.enlarged:
+            self.enlarged = enlarged
+            self.warn("worlds had more contacts than there was room for; now there is, and those steps were made again")
 
     def _save_and_go_on(self) -> None:
         start = time.perf_counter()

@@ -89,7 +89,7 @@ def _actions(env: BranchedEnv, steps: int, seed: int = 0) -> Tensor:
     return torch.rand(steps, *env.grid, env.task.action_size, generator=generator) * 2 - 1
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, "humanoid with cones"])
+@pytest.mark.parametrize("name", [*BUILT_IN, pytest.param("humanoid with cones", marks=pytest.mark.slow)])
 def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name: str) -> None:
     """100 steps of random full-size actions with contacts, 4 worlds. These are chaotic: two engines that round
     differently part company within a second, and rightly so. So each step is judged by itself: the trajectory is the
@@ -113,6 +113,7 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
     assert torch.stack(close).float().mean() >= (0.85 if name == "humanoid" else 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_without_contacts_the_engines_stay_together(name: str) -> None:
     """The same 100 steps run freely, without contacts and with small actions: nothing amplifies what is rounded.
@@ -152,6 +153,7 @@ def test_nothing_but_the_rows_is_carried_into_the_next_step() -> None:
 DELAY = SCENE.replace('<jointvel joint="hinge"/>', '<jointvel joint="hinge" nsample="4" delay=".01"/>')
 
 
+@pytest.mark.slow
 def test_delayed_sensors_are_not_read_more_often_than_in_a_step() -> None:
     """5. without 1. would be worth nothing: making fields current moves no delay buffer, which is part of the row."""
     model = mujoco.MjModel.from_xml_string(DELAY)
@@ -344,6 +346,13 @@ def test_a_run_goes_on_bit_for_bit_and_keeps_its_engine(tmp_path: Path) -> None:
     train(_cfg("auto", 4, schedule=4), parts, resume=True)  # auto: what it was
     for a, b in zip(_rows(whole), _rows(parts), strict=True):
         assert all(a[name] == b[name] for name in a if not name.startswith("Perf/") and name != "seconds")
+
+
+def test_a_run_tells_that_it_needed_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp, "trial", lambda model: (1, 1))
+    said: list[str] = []
+    train(_cfg("warp", 3), tmp_path, report=lambda what, facts: said.append(facts.get("message", "")))
+    assert any("more contacts than there was room for" in message for message in said)
 
 
 def test_a_failed_world_can_be_replayed(tmp_path: Path) -> None:
