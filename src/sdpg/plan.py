@@ -6,6 +6,7 @@ networks grows with N, so a run that does not fit is refused with the largest N 
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from sdpg.tasks.base import Task, make_task
 
 GB = 2**30
 # Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
-_RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20, "mujoco_warp": 245 * 2**20}
+_RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20, "mujoco_warp": 40 * 2**20}
 _SCRATCH = 1.6  # what mujoco_warp takes in all, compared with its state and results; measured
 _HEADROOM = 0.95  # of what is free: the rest of the machine lives, too
 
@@ -128,7 +129,8 @@ def _limit(memory_gb: float | None, processes: int, device: str) -> float | None
     if memory_gb is not None:
         return memory_gb * GB / processes
     if device == "cuda":
-        return _HEADROOM * torch.cuda.mem_get_info()[0] / processes
+        sharing = math.ceil(processes / torch.cuda.device_count())  # ranks on this one's GPU
+        return _HEADROOM * torch.cuda.mem_get_info()[0] / sharing
     free = free_bytes()
     return None if free is None else _HEADROOM * (free / processes + resident_bytes())
 

@@ -81,6 +81,8 @@ def train(
         refuse_another(before, cfg)
         cfg = dataclasses.replace(cfg, sim=engine_of(before))
     engine = group.together(lambda: choose_engine(cfg.sim, cfg.device))
+    if len(set(group.everyones(engine.device))) > 1:
+        raise SdpgError("some ranks can use a GPU and others can't; give --device cpu, or cuda to hear why")
     cfg = dataclasses.replace(cfg, sim=engine.sim)  # for good: a run keeps its engine
     if cfg.deterministic and engine.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
