@@ -6,6 +6,8 @@ import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -16,9 +18,11 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.stack import Eyes
+from sdpg.sim.api import Simulator
 from sdpg.sim.cpu import CpuSim
 from sdpg.tasks.base import Task, make_task
 from sdpg.types import Camera
+from sdpg.warp_engine import engine
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
@@ -34,6 +38,58 @@ def model_bytes(model: mujoco.MjModel) -> bytes:
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return buffer.tobytes()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What computes the physics, where it and the learning happen, and why."""
+
+    sim: Literal["cpu", "warp"]  # mujoco.batch on CPU cores, or mujoco_warp
+    device: Literal["cpu", "cuda"]
+    why: str
+
+
+def choose_engine(sim: str = "auto", device: str = "auto") -> Engine:
+    """What `--sim` and `--device` come to on this machine. Physics and learning share a device: copies between two of
+    them would take longer than either."""
+    if sim == "cpu":
+        if device == "cuda":
+            raise SdpgError("--sim cpu computes on CPU cores: give --device cpu with it, or --sim warp for the GPU")
+        return Engine("cpu", "cpu", "physics on CPU cores was asked for")
+    without: Literal["cpu", "warp"] = "warp" if sim == "warp" else "cpu"
+    if device == "cpu":
+        return Engine(without, "cpu", "the CPU was asked for")
+    trouble = _no_gpu()
+    if not trouble:
+        return Engine("warp", "cuda", f"a GPU is there ({torch.cuda.get_device_name()})")
+    if device == "cuda":
+        raise SdpgError(f"--device cuda: {trouble}; give --device cpu or auto")
+    return Engine(without, "cpu", trouble)
+
+
+def _no_gpu() -> str:
+    """Why no GPU can be used; "" if one can. Without one that torch sees, Warp is not even imported."""
+    if not torch.cuda.is_available():
+        return "there is no GPU that torch can use"
+    return "" if engine()[0].is_cuda_available() else "torch sees a GPU, but warp does not"
+
+
+def make_sim(
+    model: mujoco.MjModel,
+    num_worlds: int,
+    threads: int = 1,
+    reads: tuple[str, ...] = (),
+    sim: str = "cpu",
+    device: str = "cpu",
+    deterministic: bool = False,
+) -> Simulator:
+    if sim == "cpu":
+        return CpuSim(model, num_worlds, threads, reads)
+    if sim == "warp":
+        from sdpg.sim.warp import WarpSim
+
+        return WarpSim(model, num_worlds, reads, device, deterministic)
+    raise SdpgError(f"unknown engine '{sim}'; give cpu or warp")
 
 
 def default_threads(processes: int = 1) -> int:
@@ -75,8 +131,12 @@ def make_env(
     obs: str = "state",
     max_value: float = MAX_VALUE,
     first_row: int = 0,
+    sim: str = "cpu",
+    device: str = "cpu",
+    deterministic: bool = False,
 ) -> BranchedEnv:
     """N = num_nominal rows of K = 1 + num_auxiliary branches, counted from `first_row`; threads = 0 takes every core.
+    `sim` and `device` as `choose_engine` tells them.
 
     Cameras are there if the observation kind `obs` needs them; only the N nominal worlds are rendered.
     """
@@ -88,14 +148,17 @@ def make_env(
     worlds = num_nominal * (1 + num_auxiliary)
     cameras = cameras_of(task, obs)
     model, threads = compile_scene(task), threads or default_threads()
-    sim = CpuSim(model, worlds, threads, task.reads)
-    eyes = make_eyes(model, cameras, num_nominal, threads) if cameras else None
-    return BranchedEnv(task, sim, num_nominal, seed, first_row, eyes, max_value)
+    simulator = make_sim(model, worlds, threads, task.reads, sim, device, deterministic)
+    eyes = make_eyes(model, cameras, num_nominal, threads, simulator.device) if cameras else None
+    return BranchedEnv(task, simulator, num_nominal, seed, first_row, eyes, max_value)
 
 
-def one_world(task: Task, model: mujoco.MjModel, seed: int, row: int, max_value: float) -> BranchedEnv:
+def one_world(
+    task: Task, model: mujoco.MjModel, seed: int, row: int, max_value: float, sim: str = "cpu"
+) -> BranchedEnv:
     """The nominal world of one row, on a model that need not be the task's scene of today."""
-    return BranchedEnv(task, CpuSim(model, 1, 1, task.reads), 1, seed, first_row=row, max_value=max_value)
+    simulator = make_sim(model, 1, 1, task.reads, sim)
+    return BranchedEnv(task, simulator, 1, seed, first_row=row, max_value=max_value)
 
 
 def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
@@ -110,6 +173,12 @@ def views_of(cameras: Mapping[str, Camera]) -> list[View]:
     return [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras.values()]
 
 
-def make_eyes(model: mujoco.MjModel, cameras: Mapping[str, Camera], num: int, threads: int) -> Eyes:
-    """A renderer for the cameras, chosen by the scene, and its frame stacks."""
-    return Eyes(make_renderer(model, num, views_of(cameras), threads), cameras)
+def make_eyes(
+    model: mujoco.MjModel,
+    cameras: Mapping[str, Camera],
+    num: int,
+    threads: int,
+    device: torch.device | str = "cpu",
+) -> Eyes:
+    """A renderer for the cameras, chosen by the scene and the device, and its frame stacks."""
+    return Eyes(make_renderer(model, num, views_of(cameras), threads, device=device), cameras)

@@ -27,6 +27,11 @@ class TrainCfg:
     threads: int = 0
     """CPU threads of each process; 0: all cores, shared among those of the machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where everything is computed; auto: on the GPU if torch and warp can use it."""
+    sim: Literal["auto", "cpu", "warp"] = "auto"
+    """Physics: mujoco.batch on CPU cores, or mujoco_warp on the device; auto: warp on a GPU, cpu without one."""
+    deterministic: bool = False
+    """The same numbers again on a GPU, too, bit for bit; slower there. Without a GPU they always are."""
     num_nominal: int = 64
     """Nominal worlds N, over all ranks: what the policy sees and what is rendered."""
     num_auxiliary: int = 63

@@ -46,6 +46,8 @@ class Display:
         elif what == "start":
             how = "going on" if facts["iteration"] else "training"
             worlds = f"{self.cfg.num_nominal} x (1 + {self.cfg.num_auxiliary}) worlds, {facts['threads']} threads"
+            if facts.get("sim") == "warp":
+                worlds += f", mujoco_warp on {facts['device']}"
             if facts["ranks"] > 1:
                 worlds += f" on each of {facts['ranks']} ranks"
             self._print(f"{how}: {facts['task']}, {worlds}, in {facts['run']}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sdpg.build import compile_scene, default_threads, make_env
+from sdpg.build import Engine, choose_engine, compile_scene, default_threads, make_env
 from sdpg.folder import versions
 from sdpg.plan import GB, free_bytes
 from sdpg.render.api import View
@@ -30,7 +30,7 @@ def examine(folder: Path = Path()) -> dict[str, Any]:
     if disk is not None and disk < ENOUGH_DISK:
         problems.append(f"only {disk:.1f} GB of disk are free here: put runs elsewhere by --run DIR.")
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    threads = default_threads()
+    threads, engine = default_threads(), choose_engine()
     return {
         "versions": versions(),
         "cores": os.cpu_count(),
@@ -38,46 +38,48 @@ def examine(folder: Path = Path()) -> dict[str, Any]:
         "memory_free_gb": memory,
         "disk_free_gb": disk,
         "gpu": gpu,
-        "device": "cpu",
-        "why": _why(gpu, threads),
-        "engine": _engine(problems),
-        "renderer": _renderer(problems),
+        "sim": engine.sim,
+        "device": engine.device,
+        "why": _why(engine, threads),
+        "engine": _engine(engine, problems),
+        "renderer": _renderer(engine, problems),
         "problems": problems,
     }
 
 
-def _why(gpu: str | None, threads: int) -> str:
-    cores = f"the {threads} cores that this process may use"
-    if gpu is not None:
-        return f"physics and learning on {cores}; the GPU ({gpu}) stays idle: this version has physics on the CPU only"
-    return f"physics and learning on {cores}; there is no GPU that torch can use"
+def _why(engine: Engine, threads: int) -> str:
+    if engine.device == "cuda":
+        return f"physics and learning on the GPU, because {engine.why}"
+    return f"physics and learning on the {threads} cores that this process may use; {engine.why}"
 
 
-def _engine(problems: list[str]) -> str:
+def _engine(engine: Engine, problems: list[str]) -> str:
     """A few real steps of branched worlds."""
     try:
-        env = make_env("cartpole", num_nominal=4, num_auxiliary=3)
+        env = make_env("cartpole", num_nominal=4, num_auxiliary=3, sim=engine.sim, device=engine.device)
         env.branch()
-        step = env.step(torch.zeros(*env.grid, env.task.action_size))
+        step = env.step(torch.zeros(*env.grid, env.task.action_size, device=env.device))
         alike = bool((step.state == step.state[:, :1]).all())
         if step.failed.any() or not alike:
             problems.append("branches of one world went different ways: reinstall mujoco as pinned in constraints.txt.")
             return "wrong results"
+        if engine.sim == "warp":
+            return f"mujoco_warp stepped {env.sim.num_worlds} worlds on {env.device}"
         return f"mujoco.batch stepped {env.sim.num_worlds} worlds on {env.sim.threads} threads"
     except Exception as error:  # whatever is broken here is what doctor is for
         problems.append(f"the physics engine does not work: {type(error).__name__}: {' '.join(str(error).split())}.")
         return "broken"
 
 
-def _renderer(problems: list[str]) -> str:
+def _renderer(engine: Engine, problems: list[str]) -> str:
     """A few real images. The first time on a machine this compiles the rasteriser, so that training need not."""
     try:
         task = make_task("cartpole")
         model, views = compile_scene(task), [View(task.camera)]
-        kind, why = choose(model, views)
+        kind, why = choose(model, views, engine.device)
         start = time.perf_counter()
         qpos = torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]])
-        rgb = make_renderer(model, 3, views).render(qpos)[task.camera].rgb
+        rgb = make_renderer(model, 3, views, device=engine.device).render(qpos)[task.camera].rgb
         assert rgb is not None
         if not torch.equal(rgb[0], rgb[2]) or torch.equal(rgb[0], rgb[1]):
             problems.append("images do not show the state: reinstall numba as pinned in constraints.txt.")

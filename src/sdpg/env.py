@@ -133,10 +133,10 @@ class BranchedEnv:
         failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
         if self.watch is not None:
             self.watch(before, action, ctrl, failed)
-        if failed.any():
-            reward = torch.where(failed, 0.0, reward)
-            state = torch.where(failed[..., None], 0.0, state)
-            terminated = terminated | failed
+        # Without a look at whether there are any: on a GPU it would be a wait.
+        reward = torch.where(failed, 0.0, reward)
+        state = torch.where(failed[..., None], 0.0, state)
+        terminated = terminated | failed
         self._episode_return += reward[:, 0]
         truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
         return Step(reward, terminated, truncated & ~terminated, failed, state)
@@ -144,17 +144,15 @@ class BranchedEnv:
     def restart(self, step: Step) -> Tensor:
         """Mend what ended. (N, K) bool: the branches whose trajectory was cut here."""
         done = step.terminated | step.truncated
-        if not done.any():
-            return done
         row_done = done[:, 0]  # (N,) a finished nominal takes its whole row along
         copied = done & ~row_done[:, None]
-        if copied.any():
-            dst = self._worlds[copied]
-            row = copied.nonzero()[:, 0]
-            self.sim.copy(self._worlds[row, 0], dst)
+        any_row, any_copied = torch.stack((row_done.any(), copied.any())).tolist()  # one wait for the device, not two
+        if any_copied:
+            row, branch = copied.nonzero().unbind(1)
+            self.sim.copy(self._worlds[row, 0], self._worlds[row, branch])
             self._memory = {name: _masked_copy(values, copied) for name, values in self._memory.items()}
-            self._apart[copied] = 0
-        if row_done.any():
+            self._apart.masked_fill_(copied, 0)
+        if any_row:
             rows = row_done.nonzero()[:, 0]
             self._finish(rows)
             self._begin(rows)
@@ -201,7 +199,7 @@ class BranchedEnv:
         """The inverse, for a grid with K = 1."""
         self._clock.copy_(state["clock"])
         self._step_rng.counter.copy_(state["step_rng"])
-        self._memory = {name: state[f"memory.{name}"][:, None] for name in self._memory}
+        self._memory = {name: state[f"memory.{name}"][:, None].to(self.device) for name in self._memory}
         self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
         self._seen = False
 
@@ -285,9 +283,9 @@ class BranchedEnv:
         self._memory = memory
 
     def _finish(self, rows: Tensor) -> None:
-        totals, lengths = self._episode_return[rows].tolist(), self._clock[rows].tolist()
-        for row, total, length in zip(self.rows[rows].tolist(), totals, lengths, strict=True):
-            self._news.append((self._steps, row, total, length))
+        ended = torch.stack((self.rows[rows].double(), self._episode_return[rows].double(), self._clock[rows].double()))
+        for row, total, length in zip(*ended.tolist(), strict=True):
+            self._news.append((self._steps, int(row), total, int(length)))
         self._unshared += len(rows)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import default_threads, make_env
+from sdpg.build import choose_engine, default_threads, make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.folder import cfg_from_dict
+from sdpg.folder import cfg_from_dict, engine_of
 from sdpg.tasks.base import make_task
 from sdpg.train import restore
 
@@ -25,7 +25,8 @@ SEED = 1000  # of evaluations; training seeds are small numbers, so starts are n
 def evaluate(
     run: Path | str, episodes: int = 64, seed: int = SEED, which: str | int = "last", threads: int = 0
 ) -> dict[str, Any]:
-    """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder."""
+    """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder, on the engine that it was
+    trained with; on a GPU if the run allows it and there is one."""
     if episodes < 1:
         raise SdpgError(f"episodes is {episodes}; give at least 1")
     if not 0 <= seed < 2**31:
@@ -35,7 +36,17 @@ def evaluate(
     cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    env = make_env(make_task(cfg.task), episodes, 0, seed, threads, cfg.obs, cfg.max_value)
+    engine = choose_engine(engine_of(cfg), "cpu" if cfg.device == "cpu" else "auto")
+    env = make_env(
+        make_task(cfg.task),
+        episodes,
+        seed=seed,
+        threads=threads,
+        obs=cfg.obs,
+        max_value=cfg.max_value,
+        sim=engine.sim,
+        device=engine.device,
+    )
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     restore(saved, algo, None)
     start = time.perf_counter()
@@ -43,6 +54,8 @@ def evaluate(
     return {
         "task": cfg.task,
         "algorithm": cfg.algorithm,
+        "sim": engine.sim,
+        "device": engine.device,
         "checkpoint": str(folder),
         "iteration": saved.iteration,
         "train_seconds": saved.state["run"]["seconds"],

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import mujoco
 import numpy as np
@@ -51,6 +51,7 @@ class RunFolder:
             "versions": versions(),
             "git": git_state(),
             "model_sha256": model_hash,
+            "device": env.device.type,
         }
         earlier: list[Any] = []
         if resume and path is not None:
@@ -58,6 +59,9 @@ class RunFolder:
             earlier = read_config(self.path).get("sessions", [])
             if earlier and earlier[-1].get("model_sha256") != model_hash:
                 warn("the task's scene is not the one this run was started with")
+            device = earlier[-1].get("device", "cpu") if earlier else env.device.type
+            if device != env.device.type:
+                warn(f"this run was on {device} and goes on on {env.device.type}: not the same to the last bit")
         else:
             self.path = _new_folder(path, cfg)
         config = {"cfg": dataclasses.asdict(cfg), "sessions": [*earlier, session]}
@@ -214,9 +218,15 @@ def options(cfg: TrainCfg) -> dict[str, Any]:
     return walk(dataclasses.asdict(cfg), "")
 
 
+def engine_of(saved: TrainCfg) -> Literal["cpu", "warp"]:
+    """The engine of a run; those that do not name theirs are from before there was another than cpu."""
+    return "cpu" if saved.sim == "auto" else saved.sim
+
+
 def refuse_another(saved: TrainCfg, cfg: TrainCfg) -> None:
     """A run goes on with the options it was started with; what differs is told, old and new."""
     old, new = options(saved), options(cfg)
+    old["sim"] = engine_of(saved) if cfg.sim != "auto" else "auto"  # auto: whatever it was
     free = {name.replace("_", "-") for name in RESUMABLE}
     changed = [name for name in new if old[name] != new[name] and name not in free]
     if changed:
@@ -234,6 +244,8 @@ def versions() -> dict[str, str]:
         "mujoco": mujoco.__version__,
         "torch": str(torch.__version__),
         "numpy": np.__version__,
+        "mujoco-warp": importlib.metadata.version("mujoco-warp"),
+        "warp-lang": importlib.metadata.version("warp-lang"),
         "safetensors": importlib.metadata.version("safetensors"),
     }
 

@@ -1,4 +1,4 @@
-"""What a run will take of the machine's memory, told before anything is allocated.
+"""What a run will take of the machine's memory, or of its GPU's if it runs there, told before anything is allocated.
 
 An estimate by counting tensors, held against what `sdpg bench memory` measures (docs/runs.md). Everything but the
 networks grows with N, so a run that does not fit is refused with the largest N that does.
@@ -6,14 +6,16 @@ networks grows with N, so a run that does not fit is refused with the largest N 
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mujoco
+import torch
 
-from sdpg.build import cameras_of, compile_scene, views_of
+from sdpg.build import cameras_of, choose_engine, compile_scene, views_of
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.errors import SdpgError
@@ -24,7 +26,8 @@ from sdpg.tasks.base import Task, make_task
 
 GB = 2**30
 # Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
-_RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20}
+_RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20, "mujoco_warp": 40 * 2**20}
+_SCRATCH = 1.6  # what mujoco_warp takes in all, compared with its state and results; measured
 _HEADROOM = 0.95  # of what is free: the rest of the machine lives, too
 
 
@@ -76,9 +79,15 @@ class Plan:
 def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
     task = make_task(cfg.task)
     num_nominal = cfg.num_nominal // group.size
+    engine = choose_engine(cfg.sim, cfg.device)
     model, k, t = compile_scene(task), 1 + cfg.num_auxiliary, cfg.algo.horizon
-    rows, rollout = _world_bytes(task, model)
-    images, activations, parameters, runtime = 0, 0, 0, _RUNTIME["engine and torch"]
+    rows, rollout = _world_bytes(task, model, 8 if engine.sim == "cpu" else 4)
+    images, activations, parameters, runtime, physics = 0, 0, 0, _RUNTIME["engine and torch"], rows
+    if engine.sim == "warp":
+        from sdpg.sim.warp import world_bytes
+
+        physics += round(_SCRATCH * world_bytes(model))
+        runtime += _RUNTIME["mujoco_warp"]
     cameras = cameras_of(task, cfg.obs)
     for camera in cameras.values():
         channels = camera.stack * (1 if camera.depth else 3)
@@ -90,33 +99,38 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
         activations += 4 * (size + 3 * outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
         parameters += count
     if cameras:
-        runtime += _RUNTIME[choose(model, views_of(cameras))[0]]
+        runtime += _RUNTIME[choose(model, views_of(cameras), engine.device)[0]]
     samples = min(cfg.algo.actor_chunk, t * num_nominal)
     fixed = {
-        "program": resident_bytes() + runtime,
+        # A GPU's driver and libraries have taken theirs before it tells what is free.
+        "program": resident_bytes() + runtime if engine.device == "cpu" else 0,
         # weights, gradients, two moments; as many again in passing when a checkpoint is written
         "networks": 4 * 8 * parameters,
         "passes through the networks": activations * samples,
     }
     # What the quarantine remembers: the nominals' rows; actions, controls and a fingerprint of every branch.
     memory = max(STEPS, t) * (rows + k * (4 * (task.action_size + model.nu) + 8))
-    per_nominal = {"physics": k * rows, "segment": k * t * rollout, "history": memory, "images": images}
-    return Plan(fixed, per_nominal, num_nominal, _limit(cfg.memory_gb, group.local_size), group.size)
+    per_nominal = {"physics": k * physics, "segment": k * t * rollout, "history": memory, "images": images}
+    limit = _limit(cfg.memory_gb, group.local_size, engine.device)
+    return Plan(fixed, per_nominal, num_nominal, limit, group.size)
 
 
-def _world_bytes(task: Task, model: mujoco.MjModel) -> tuple[int, int]:
-    """Of a world, and of each of its steps in a segment."""
+def _world_bytes(task: Task, model: mujoco.MjModel, wide: int) -> tuple[int, int]:
+    """Of a world with numbers of `wide` bytes, and of each of its steps in a segment."""
     integration = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    rows = 8 * 3 * integration  # the rows, and copies of them when branching and when saving
+    rows = wide * 3 * integration  # the rows, and copies of them when branching and when saving
     d, a = task.state_size, task.action_size
     # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic. Noise, flags.
     return rows, 4 * (6 * d + 3 * a) + 64
 
 
-def _limit(memory_gb: float | None, processes: int) -> float | None:
+def _limit(memory_gb: float | None, processes: int, device: str) -> float | None:
     """Of one of the run's processes on this machine."""
     if memory_gb is not None:
         return memory_gb * GB / processes
+    if device == "cuda":
+        sharing = math.ceil(processes / torch.cuda.device_count())  # ranks on this one's GPU
+        return _HEADROOM * torch.cuda.mem_get_info()[0] / sharing
     free = free_bytes()
     return None if free is None else _HEADROOM * (free / processes + resident_bytes())
 

@@ -74,7 +74,8 @@ def _world(dump: Dump) -> BranchedEnv:
     """The world as it was before the first step."""
     try:
         about, task = dump.about, make_task(dump.about["task"])
-        env = one_world(task, load_model(dump), about["seed"], about["row"], about["max_value"])
+        sim = about.get("sim", "cpu")
+        env = one_world(task, load_model(dump), about["seed"], about["row"], about["max_value"], sim)
         env.load_column(dump.start)
         steps = len(dump.fingerprint)
         if not steps or dump.action.shape != (steps, task.action_size) or dump.control.shape != (steps, env.sim.nu):

@@ -20,12 +20,20 @@ import torch
 
 from sdpg import checkpoint, track
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import collecting, default_threads, make_env, use_threads
+from sdpg.build import choose_engine, collecting, default_threads, make_env, use_threads
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
-from sdpg.folder import RunFolder, cant_write, cfg_from_dict, refuse_another, refuse_what_is_there, versions
+from sdpg.folder import (
+    RunFolder,
+    cant_write,
+    cfg_from_dict,
+    engine_of,
+    refuse_another,
+    refuse_what_is_there,
+    versions,
+)
 from sdpg.log import RunLog
 from sdpg.plan import Plan, make_plan, resident_bytes
 from sdpg.quarantine import Quarantine
@@ -59,8 +67,6 @@ def train(
     """
     started = time.monotonic()
     cfg.validate()
-    if cfg.device == "cuda":
-        raise SdpgError("device cuda: this version has physics on the CPU only; give --device cpu or auto")
     if cfg.num_nominal % group.size:
         nearest = max(1, round(cfg.num_nominal / group.size)) * group.size
         raise SdpgError(f"num-nominal {cfg.num_nominal} can't be shared by {group.size} ranks; give {nearest}")
@@ -73,11 +79,19 @@ def train(
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=length))
     if saved is not None:
         refuse_another(before, cfg)
+        cfg = dataclasses.replace(cfg, sim=engine_of(before))
+    engine = group.together(lambda: choose_engine(cfg.sim, cfg.device))
+    if len(set(group.everyones(engine.device))) > 1:
+        raise SdpgError("some ranks can use a GPU and others can't; give --device cpu, or cuda to hear why")
+    cfg = dataclasses.replace(cfg, sim=engine.sim)  # for good: a run keeps its engine
+    if cfg.deterministic and engine.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.use_deterministic_algorithms(True)
     plan = group.together(lambda: _plan(cfg, group))
     report("plan", plan.facts())
     threads = cfg.threads or default_threads(group.local_size)
     use_threads(threads)
-    env, algo = group.together(lambda: _build(cfg, saved, threads, group))
+    env, algo = group.together(lambda: _build(cfg, engine.device, saved, threads, group))
     algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
     earlier = float(saved.state["run"]["seconds"]) if saved is not None else 0.0  # seconds of other sessions
 
@@ -89,6 +103,7 @@ def train(
 
     run = group.together(take_up)
     facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
+    facts |= {"sim": engine.sim, "device": str(env.device)}
     report("start", {"run": str(run.path), **facts})
     return run.loop(stop)
 
@@ -109,11 +124,23 @@ def _plan(cfg: TrainCfg, group: Group) -> Plan:
     return plan
 
 
-def _build(cfg: TrainCfg, saved: checkpoint.Checkpoint | None, threads: int, group: Group) -> tuple[BranchedEnv, Sdpg]:
+def _build(
+    cfg: TrainCfg, device: str, saved: checkpoint.Checkpoint | None, threads: int, group: Group
+) -> tuple[BranchedEnv, Sdpg]:
     """The rows of this rank, and what learns from all of them."""
     rows = cfg.num_nominal // group.size
     env = make_env(
-        make_task(cfg.task), rows, cfg.num_auxiliary, cfg.seed, threads, cfg.obs, cfg.max_value, group.rank * rows
+        make_task(cfg.task),
+        rows,
+        cfg.num_auxiliary,
+        cfg.seed,
+        threads,
+        cfg.obs,
+        cfg.max_value,
+        group.rank * rows,
+        cfg.sim,
+        device,
+        cfg.deterministic,
     )
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed, group)
     if saved is not None:
@@ -141,7 +168,8 @@ class _Run:
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         self.save_seconds = 0.0  # since the last row
-        about = {"task": cfg.task, "versions": versions()}
+        self.enlarged = 0  # how often the engine made more room for contacts, as far as was told
+        about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
         self.quarantine = Quarantine(env, self.path, about, cfg.algo.horizon, algo.iteration, self.warn, group)
         self.log: RunLog | None = None
         if folder is not None:
@@ -199,6 +227,7 @@ class _Run:
         with collecting(env):
             rollout = algo.collect(env)
         middle = time.perf_counter()
+        self._tell_of_room()
         env.share_episodes(group)
         failed = group.sums({"failed": rollout.failed.float().mean().item() / group.size})["failed"]
         what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
@@ -210,6 +239,12 @@ class _Run:
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save_and_go_on()
+
+    def _tell_of_room(self) -> None:
+        enlarged = getattr(self.env.sim, "enlarged", 0)
+        if enlarged > self.enlarged:
+            self.enlarged = enlarged
+            self.warn("worlds had more contacts than there was room for; now there is, and those steps were made again")
 
     def _save_and_go_on(self) -> None:
         start = time.perf_counter()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
 from sdpg import checkpoint, cli, doctor, train
@@ -222,7 +223,7 @@ def test_doctor(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ENOUGH_MEMORY", 0.0)
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["device"] == "cpu"
+    assert (facts["sim"], facts["device"]) == ("cpu", "cpu") or facts["gpu"]
     assert "mujoco" in facts["versions"]
     assert "stepped" in facts["engine"]
     assert facts["renderer"].startswith("raster drew cartpole")
@@ -328,7 +329,7 @@ def test_missing_words(capsys: Capture) -> None:
         ("--minutes", "-1", "minutes must be positive"),
         ("--seed", "-1", "seed must be"),
         ("--device", "tpu", "--device"),
-        ("--device", "cuda", "physics on the CPU only"),
+        ("--sim", "gpu", "--sim"),
         ("--preset", "big", "--preset"),
         ("--obs", "smell", "--obs"),
         ("--algo.horizon", "0", "algo.horizon must be at least 1"),
@@ -338,6 +339,14 @@ def test_missing_words(capsys: Capture) -> None:
 def test_bad_values(option: str, value: str, said: str, capsys: Capture, tmp_path: Path) -> None:
     err = _refused(capsys, "train", "hopper", *TINY, "--run", str(tmp_path / "run"), option, value)
     assert said in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command = ("train", "hopper", *TINY, "--run", str(tmp_path / "run"), "--device", "cuda")
+    assert "--device cuda: there is no GPU that torch can use; give --device cpu" in _refused(capsys, *command)
+    assert "--sim cpu computes on CPU cores" in _refused(capsys, *command, "--sim", "cpu")
     assert not (tmp_path / "run").exists()
 
 

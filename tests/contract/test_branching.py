@@ -1,5 +1,6 @@
-"""A world is its row: the promises of `BranchedEnv` that make branches comparable, for every task."""
+"""A world is its row: the promises of `BranchedEnv` that make branches comparable, for every task on every engine."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,21 @@ N, M, STEPS = 13, 2, 64  # 39 worlds: a row lies across the end of the last full
 @pytest.fixture(params=BUILT_IN)
 def name(request) -> str:
     return request.param
+
+
+@pytest.fixture(params=["cpu", "warp"])
+def engine(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make(name, engine) -> Callable[..., BranchedEnv]:
+    return lambda *args, **options: make_env(name, *args, sim=engine, **options)
+
+
+@pytest.fixture
+def steps(engine) -> int:
+    return STEPS if engine == "cpu" else STEPS // 4
 
 
 def actions(env: BranchedEnv, seed: int) -> torch.Tensor:
@@ -34,11 +50,11 @@ def everything(env: BranchedEnv) -> dict[str, torch.Tensor]:
     return {"qpos": x.qpos.clone(), "qvel": x.qvel.clone()} | {k: v.clone() for k, v in env.memory.items()}
 
 
-def test_equal_actions_after_a_branch_are_bit_identical_along_the_row(name):
-    env = make_env(name, N, M, seed=1)
+def test_equal_actions_after_a_branch_are_bit_identical_along_the_row(make, steps):
+    env = make(N, M, seed=1)
     scatter(env)
     env.branch()
-    for t in range(STEPS):
+    for t in range(steps):
         step = env.step(actions(env, t)[:, :1].expand(-1, 1 + M, -1))
         for field in ("reward", "terminated", "truncated", "state"):
             value = getattr(step, field)
@@ -48,16 +64,16 @@ def test_equal_actions_after_a_branch_are_bit_identical_along_the_row(name):
         env.restart(step)
 
 
-def test_different_actions_do_lead_apart(name):
-    env = make_env(name, N, M, seed=1)
+def test_different_actions_do_lead_apart(make):
+    env = make(N, M, seed=1)
     state = env.step(actions(env, 0)).state
     assert (state[:, 1:] != state[:, :1]).any(-1).all()
 
 
-def test_auxiliaries_never_change_the_nominal_column(name):
+def test_auxiliaries_never_change_the_nominal_column(make, steps):
     """Nor do their failures, their restarts or their number."""
-    envs = [make_env(name, N, m, seed=1) for m in (M, M, 0)]
-    for t in range(STEPS):
+    envs = [make(N, m, seed=1) for m in (M, M, 0)]
+    for t in range(steps):
         nominal = actions(envs[2], t)  # (N, 1, A)
         steps = []
         for i, env in enumerate(envs):
@@ -72,9 +88,9 @@ def test_auxiliaries_never_change_the_nominal_column(name):
             env.restart(step)
 
 
-def test_restart_rules(name):
+def test_restart_rules(make):
     """A finished nominal starts its whole row anew; a finished auxiliary becomes its nominal; the rest stay."""
-    env = make_env(name, N, M, seed=1)
+    env = make(N, M, seed=1)
     env.restart(env.step(actions(env, 0)))
     step = env.step(actions(env, 1))
     terminated, truncated = torch.zeros(N, 1 + M, dtype=torch.bool), torch.zeros(N, 1 + M, dtype=torch.bool)
@@ -95,15 +111,15 @@ def test_restart_rules(name):
     assert not after["qvel"][[0, 2, 3]].any()  # every task starts at rest
 
 
-def test_a_restarted_row_goes_on_bit_identically(name):
+def test_a_restarted_row_goes_on_bit_identically(make, steps):
     """The solver's warm start, of which no field tells, is fresh along the whole row too."""
-    env = make_env(name, N, M, seed=1)
+    env = make(N, M, seed=1)
     scatter(env)
     step = env.step(actions(env, 0))
     ended = torch.zeros_like(step.terminated)
     ended[:, 0] = True
     env.restart(replace(step, terminated=ended))
-    for t in range(STEPS // 2):
+    for t in range(steps // 2):
         step = env.step(actions(env, t)[:, :1].expand(-1, 1 + M, -1))
         assert torch.equal(step.state, step.state[:, :1].expand_as(step.state)), t
         env.restart(step)

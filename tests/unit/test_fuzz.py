@@ -33,7 +33,9 @@ NUMERIC = (
     "algo.target-decay algo.max-grad-norm algo.reward-scale algo.output-gain algo.regression-fraction algo.warmup "
     "algo.critic-batch algo.actor-chunk algo.schedule-iterations algo.actor-lr-min"
 ).split()
-CHOICES = "preset obs device algo.exploration algo.denominator algo.precision algo.encoder algo.log-std-bounds".split()
+CHOICES = (
+    "preset obs device sim algo.exploration algo.denominator algo.precision algo.encoder algo.log-std-bounds".split()
+)
 COUNTS = "num-nominal num-auxiliary iterations threads algo.horizon algo.critic-passes algo.regression-steps".split()
 
 OPTION = st.one_of(

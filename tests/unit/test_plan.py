@@ -3,7 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from sdpg.build import Engine
+from sdpg.distributed import Group
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import Pixels, picture_cost
 from sdpg.plan import GB, Plan, free_bytes, make_plan, resident_bytes
@@ -32,8 +35,6 @@ def test_what_does_not_fit_is_refused_with_the_fix() -> None:
 
 def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:
     """Nature on 9 x 84 x 84: 32 x 20 x 20 + 64 x 9 x 9 + 64 x 7 x 7 + 128 = 21248 outputs."""
-    import torch
-
     parameters, outputs = picture_cost((9, 84, 84), False, "nature", 128)
     real = Pixels((9, 84, 84), "nature", 128, torch.Generator())
     assert parameters == sum(p.numel() for p in real.parameters())
@@ -52,3 +53,15 @@ def test_the_machine_is_asked() -> None:
     free = free_bytes()
     assert free is None or free > 0
     assert make_plan(resolve("cartpole")).total < 2 * GB
+
+
+def test_a_gpu_is_asked_for_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks on a machine with one GPU, each may have half of what is free there."""
+    monkeypatch.setattr("sdpg.plan.choose_engine", lambda sim, device: Engine("cpu", "cuda", "pretended"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 * GB, 16 * GB))
+    for gpus, share in ((1, 4.0), (2, 8.0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        group = Group()
+        group.local_size = 2
+        plan = make_plan(resolve("cartpole"), group)
+        assert plan.limit == 0.95 * share * GB and plan.parts["program"] == 0

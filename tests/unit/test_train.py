@@ -18,6 +18,7 @@ import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
 from sdpg import checkpoint, folder, log, train
+from sdpg.build import choose_engine
 from sdpg.errors import SdpgError
 from sdpg.tasks.base import make_task, registry
 
@@ -120,8 +121,10 @@ def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.M
     assert again["run"] != summary["run"]
     config = json.loads((run / "config.json").read_text())
     asked = tiny(iterations=3)
-    assert folder.cfg_from_dict(config["cfg"]) == replace(asked, algo=replace(asked.algo, schedule_iterations=3))
+    algo = replace(asked.algo, schedule_iterations=3)
+    assert folder.cfg_from_dict(config["cfg"]) == replace(asked, sim=choose_engine().sim, algo=algo)
     session = config["sessions"][0]
+    assert session["device"] == choose_engine().device
     assert set(session["versions"]) >= {"sdpg", "mujoco", "torch", "numpy"}
     assert len(session["model_sha256"]) == 64
     rows = log.read(run)
@@ -340,15 +343,34 @@ def test_a_changed_scene_is_told(tmp_path: Path) -> None:
     assert "scene is not the one" in recorder.messages()[0]
 
 
-def test_bad_configs_are_refused() -> None:
+def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SdpgError, match="does not know: bogus"):
         folder.cfg_from_dict({"task": "x", "bogus": 1})
     with pytest.raises(SdpgError, match="not one of sdpg"):
         folder.cfg_from_dict({})
     with pytest.raises(SdpgError, match="num-nominal must be at least 1"):
         folder.cfg_from_dict({"task": "x", "num_nominal": 0})
-    with pytest.raises(SdpgError, match="physics on the CPU only"):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SdpgError, match="no GPU that torch can use"):
         train.train(tiny(device="cuda"))
+
+
+def test_a_run_of_before_engines_could_be_chosen_goes_on_with_its_own() -> None:
+    before = tiny()
+    assert before.sim == "auto" and folder.engine_of(before) == "cpu"
+    folder.refuse_another(before, replace(before, sim="cpu"))
+    with pytest.raises(SdpgError, match="sim cpu -> warp"):
+        folder.refuse_another(before, replace(before, sim="warp"))
+
+
+def test_another_device_is_worth_a_word(tmp_path: Path) -> None:
+    recorder = Recorder()
+    train.train(tiny(iterations=1, device="cpu"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["sessions"][0]["device"] = "cuda"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    train.train(tiny(iterations=2, device="cpu"), tmp_path, True, recorder)
+    assert any("was on cuda and goes on on cpu" in message for message in recorder.messages())
 
 
 def test_config_json_that_is_no_config_is_refused(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def _choice(argv: Argv, name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Evaluate a run with deterministic actions, one whole episode per world: `sdpg eval RUN`."""
+    """Evaluate a run with deterministic actions, one whole episode per world, on its own engine: `sdpg eval RUN`."""
 
     episodes: int = 64
     seed: int = 1000
@@ -178,7 +178,8 @@ def evaluate(argv: Argv) -> int:
         print_json(result)
         return 0
     returns, length = result["return"], result["length"]
-    print(f"{result['task']}, {result['algorithm']}, iteration {result['iteration']}: {result['episodes']} episodes")
+    what = f"{result['task']}, {result['algorithm']}, iteration {result['iteration']}: {result['episodes']} episodes"
+    print(what if result["sim"] == "cpu" else f"{what} on mujoco_warp ({result['device']})")
     print(f"return {returns['mean']:.1f} +- {returns['std']:.1f}  ({returns['min']:.1f} to {returns['max']:.1f})")
     print(f"length {length['mean']:.0f} steps; {100 * result['survived']:.0f} % reached the time limit")
     print("per step: " + ", ".join(f"{name} {value:.3f}" for name, value in result["reward_per_step"].items()))

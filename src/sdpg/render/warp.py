@@ -9,13 +9,8 @@ made (seconds, the first time) and kept in Warp's cache directory.
 from __future__ import annotations
 
 import copy
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -27,6 +22,7 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.views import States, check_views
 from sdpg.render.workers import Workers
+from sdpg.warp_engine import engine, in_order
 
 _STATE = ("qpos", "mocap_pos", "mocap_quat")  # fields of Data that decide what is seen
 
@@ -68,11 +64,11 @@ class WarpRenderer:
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._wp, self._mjw = _engine()
+        self._wp, self._mjw = engine()
         self._model, self._states = copy.copy(model), States(model, num, self.device)
         self._workers = Workers(threads)
         parts = min(threads, num) if self.device.type == "cpu" else 1
-        with self._in_order():
+        with in_order(self.device):
             try:
                 self._shared = self._mjw.put_model(self._model)
                 self._parts = [self._part(*ends) for ends in pairwise(num * i // parts for i in range(parts + 1))]
@@ -85,25 +81,12 @@ class WarpRenderer:
         self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
     ) -> dict[str, Image]:
         state = self._states(qpos, mocap_pos, mocap_quat)  # name -> (N, ...)
-        with self._in_order():
+        with in_order(self.device):
             for part in self._parts:
                 for name, values in state.items():
                     part.state[name].copy_(values[part.start : part.end])
             self._workers.run([lambda part=part: self._draw(part) for part in self._parts])  # type: ignore[misc]
             return {view.camera: self._image(view) for view in self.views}
-
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Within, Warp works on the renderer's device and, on a GPU, on the stream that torch is on: each sees what the
-        other has written before, and nobody waits on the host. Warp's stream of before is waited for on entry; two
-        streams of torch that draw with one renderer at a time are not kept apart."""
-        wp = self._wp
-        with wp.ScopedDevice(wp.device_from_torch(self.device)):  # the process's default, not the thread's
-            if self.device.type == "cpu":
-                yield
-                return
-            with wp.ScopedStream(wp.stream_from_torch(self.device), sync_enter=True):
-                yield
 
     def _part(self, start: int, end: int) -> _Part:
         data = self._mjw.make_data(self._model, nworld=end - start, nconmax=1, njmax=1)
@@ -168,34 +151,3 @@ class WarpRenderer:
             if depth is not None and canvas.depth is not None:
                 depth[part.start : part.end] = torch.where(canvas.depth > 0, canvas.depth, torch.inf)
         return Image(rgb, depth)
-
-
-@cache
-def _engine() -> tuple[Any, Any]:
-    """The modules `warp` and `mujoco_warp`: imported late, because that takes seconds."""
-    import warp as wp
-
-    wp.config.log_level = wp.LOG_WARNING  # it would greet us on standard output
-    with _without_words("Could not find or load the NVIDIA CUDA driver"):
-        wp.init()
-    import mujoco_warp as mjw
-
-    return wp, mjw
-
-
-@contextmanager
-def _without_words(words: str) -> Iterator[None]:
-    """A library's complaint of having no GPU says nothing to somebody who has none; all else is passed on."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        saved = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            file.seek(0)
-            for line in file.read().decode(errors="replace").splitlines(keepends=True):
-                if words not in line:
-                    sys.stderr.write(line)

@@ -25,7 +25,7 @@ def _stage(model: mujoco.MjModel, reads: tuple[str, ...]) -> int:
     return int(mujoco.mjtStage.mjSTAGE_VEL)
 
 
-def _hush() -> None:
+def hush() -> None:
     """Warnings are counted world by world; the engine need not print them and leave a log file behind as well."""
     config = mujoco.MjLogConfig.get()
     config.logto_console = config.logto_file = False
@@ -39,7 +39,7 @@ class CpuSim:
 
     def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0, reads: tuple[str, ...] = ()):
         self.model, self.num_worlds = model, num_worlds
-        _hush()
+        hush()
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread
