@@ -11,14 +11,20 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
+from sdpg.errors import SdpgError
+
 # Derived fields that need accelerations, hence a full forward pass after the step.
-_ACC_FIELDS = frozenset({"qacc", "qfrc_constraint", "cfrc_ext", "cfrc_int", "cacc", "actuator_force", "qfrc_actuator"})
+_ACC_FIELDS = frozenset({"qacc", "qfrc_constraint", "actuator_force", "qfrc_actuator"})
+# MuJoCo computes these for the sensors that need them, and leaves them alone otherwise.
+_SENSORS_ONLY = frozenset({"cfrc_ext", "cfrc_int", "cacc"})
 
 
 def _stage(model: mujoco.MjModel, reads: tuple[str, ...]) -> int:
     """How far to run the forward pass after a step, so that `reads` belong to the new state."""
     if not reads:
         return int(mujoco.mjtStage.mjSTAGE_NONE)
+    for name in sorted(_SENSORS_ONLY & set(reads)):
+        raise SdpgError(f"'{name}' in `reads` would not be current: read a force or contact sensor, or give --sim warp")
     acc_sensors = "sensordata" in reads and (model.sensor_needstage == int(mujoco.mjtStage.mjSTAGE_ACC)).any()
     if acc_sensors or _ACC_FIELDS & set(reads):
         return int(mujoco.mjtStage.mjSTAGE_ACC)
