@@ -76,11 +76,12 @@ CPU = {
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
 }
-_CPU_PICTURES = Delta({}, {"encoder": "half", "picture_origin": "first", "actor_lr": 1e-3, "regression_fraction": 0.25})
+_CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
+_FROM_THE_FIRST: Values = {"picture_origin": "first"}
 CPU_PIXELS = {
     "cartpole": Delta({"iterations": 240}),
-    "hopper": Delta({"iterations": 1000}),
-    "walker": Delta({"iterations": 1800}),
+    "hopper": Delta({"iterations": 1000}, _FROM_THE_FIRST),
+    "walker": Delta({"iterations": 1800}, _FROM_THE_FIRST),
 }
 
 
