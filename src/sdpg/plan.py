@@ -92,12 +92,12 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
     for camera in cameras.values():
         channels = camera.stack * (1 if camera.depth else 3)
         size, wide = channels * camera.height * camera.width, 4 if camera.depth else 1
-        count, outputs = picture_cost(
+        cost = picture_cost(
             (channels, camera.height, camera.width), camera.depth, cfg.algo.encoder, cfg.algo.encoder_features
         )
         images += size * wide * (t + 4)  # a segment of what was seen; the frames now, before, and in the renderer
-        activations += 4 * (size + 3 * outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
-        parameters += count
+        activations += 4 * (size + 3 * cost.outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
+        parameters += cost.parameters
     if cameras:
         runtime += _RUNTIME[choose(model, views_of(cameras), engine.device)[0]]
     samples = min(cfg.algo.actor_chunk, t * num_nominal)

@@ -28,6 +28,16 @@ def engine() -> tuple[Any, Any]:
     return wp, mjw
 
 
+def numbered(device: torch.device | str) -> torch.device:
+    """The device with its number, as both libraries name it: "cuda" is torch's current one."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 @contextmanager
 def in_order(device: torch.device) -> Iterator[None]:
     """Within, Warp works on the device and, on a GPU, on the stream that torch is on: each sees what the other has

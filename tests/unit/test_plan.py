@@ -34,11 +34,13 @@ def test_what_does_not_fit_is_refused_with_the_fix() -> None:
 
 
 def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:
-    """Nature on 9 x 84 x 84: 32 x 20 x 20 + 64 x 9 x 9 + 64 x 7 x 7 + 128 = 21248 outputs."""
-    parameters, outputs = picture_cost((9, 84, 84), False, "nature", 128)
+    """Nature on 9 x 84 x 84: 32 x 20 x 20 + 64 x 9 x 9 + 64 x 7 x 7 + 128 = 21248 outputs,
+    each of as many products as its filter has weights: 8 x 8 x 9, 4 x 4 x 32, 3 x 3 x 64, 3136."""
+    cost = picture_cost((9, 84, 84), False, "nature", 128)
     real = Pixels((9, 84, 84), "nature", 128, torch.Generator())
-    assert parameters == sum(p.numel() for p in real.parameters())
-    assert outputs == 21248
+    assert cost.parameters == sum(p.numel() for p in real.parameters())
+    assert cost.outputs == 21248
+    assert cost.multiply_adds == 12800 * 576 + 5184 * 512 + 3136 * 576 + 128 * 3136
 
 
 def test_images_dominate_a_run_from_pixels_and_grow_with_the_nominals_alone() -> None:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
+from sdpg.build import cameras_of
 from sdpg.config import TrainCfg
-from sdpg.nn.encoders import Depth, Pixels
+from sdpg.nn.encoders import picture_cost
 from sdpg.tasks.base import Task
 from sdpg.types import Camera
 
@@ -95,8 +94,7 @@ def configured(cfg: TrainCfg, setup: Setup) -> TrainCfg:
 def work(cfg: TrainCfg, task: Task, setup: Setup) -> dict[str, Work]:
     """The amounts of each phase that `setup` has."""
     algo, t, ranks = cfg.algo, setup.horizon, setup.ranks
-    cameras = {name: task.cameras[name] for name in task.inputs[cfg.obs] if name in task.cameras}
-    cameras = resized(cameras, setup.size)
+    cameras = resized(cameras_of(task, cfg.obs), setup.size)
     actor, critic = multiply_adds(cfg, task, cameras)
     rows = setup.num_nominal // ranks
     worlds = rows * (1 + setup.num_auxiliary)
@@ -143,21 +141,7 @@ def _mlp(widths: Sequence[int]) -> int:
 
 def _picture(camera: Camera, cfg: TrainCfg) -> int:
     shape = (camera.stack * (1 if camera.depth else 3), camera.height, camera.width)
-    counts: list[int] = []
-
-    def count(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
-        weight = layer.weight
-        assert isinstance(weight, torch.Tensor)
-        counts.append(output.numel() * weight.numel() // weight.shape[0])
-
-    with torch.device("meta"):  # shapes without memory
-        features, kind = cfg.algo.encoder_features, cfg.algo.encoder
-        encoder = Depth(shape, features, None) if camera.depth else Pixels(shape, kind, features, None)
-        for layer in encoder.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.register_forward_hook(count)
-        encoder(torch.zeros(1, *shape, dtype=torch.float32 if camera.depth else torch.uint8))
-    return sum(counts)
+    return picture_cost(shape, camera.depth, cfg.algo.encoder, cfg.algo.encoder_features).multiply_adds
 
 
 # --- the prices -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -92,16 +93,32 @@ class Depth(nn.Module):
         return self.head(self.convolutions((x / self.far).clamp(0.0, 1.0) - 0.5).flatten(1)).float()
 
 
-def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: int) -> tuple[int, int]:
-    """Parameters of the encoder of one picture source, and the numbers that its layers put out for one sample."""
+@dataclass(frozen=True)
+class PictureCost:
+    """Of the encoder of one picture source: its parameters; of one sample, the numbers that its layers put out and the
+    multiply-adds that these take."""
+
+    parameters: int
+    outputs: int
+    multiply_adds: int
+
+
+def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: int) -> PictureCost:
+    counts: list[tuple[int, int]] = []
+
+    def count(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        counts.append((output.numel(), output.numel() * weight[0].numel()))
+
     with torch.device("meta"):  # shapes without memory
         encoder = Depth(shape, features, None) if depth else Pixels(shape, kind, features, None)
-        outputs: list[int] = []
         for layer in encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
+                layer.register_forward_hook(count)
         encoder(torch.zeros(1, *shape, dtype=torch.float32 if depth else torch.uint8))
-    return sum(p.numel() for p in encoder.parameters()), sum(outputs)
+    outputs, multiply_adds = map(sum, zip(*counts, strict=True))
+    return PictureCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds)
 
 
 def make_encoders(

@@ -22,7 +22,7 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.views import States, check_views
 from sdpg.render.workers import Workers
-from sdpg.warp_engine import engine, in_order
+from sdpg.warp_engine import engine, in_order, numbered
 
 _STATE = ("qpos", "mocap_pos", "mocap_quat")  # fields of Data that decide what is seen
 
@@ -61,9 +61,7 @@ class WarpRenderer:
         device: torch.device | str = "cpu",
     ):
         self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = numbered(device)
         self._wp, self._mjw = engine()
         self._model, self._states = copy.copy(model), States(model, num, self.device)
         self._workers = Workers(threads)

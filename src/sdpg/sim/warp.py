@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.sim.cpu import hush
-from sdpg.warp_engine import engine, in_order
+from sdpg.warp_engine import engine, in_order, numbered
 
 # The integration state in MuJoCo's order (mjtState), by the names of `Data`; plugins are not supported by mujoco_warp.
 _STATE = (
@@ -92,9 +92,7 @@ class WarpSim:
     ):
         self.model, self.num_worlds, self.deterministic = model, num_worlds, deterministic
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = numbered(device)
         self._wp, self._mjw = engine()
         self._where = self._wp.device_from_torch(self.device)
         self._level = _level(model, reads)
