@@ -1,30 +1,23 @@
-"""One rank and several take the same steps; a rank that dies ends the run with one line, and it goes on from there.
-
-Ranks are forked by a fresh process that has imported everything once (`_ranks`), or started by torchrun where that is
-what is tested.
-"""
+"""One rank and several take the same steps; a rank that dies ends the run with one line, and it goes on from there."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import NAN_TASK, SRC, subprocess_env, tiny
-from pretended_gpu import pretended_gpu
+from conftest import NAN_TASK, subprocess_env, tiny
+from ranks import OneOf, ranks
 from test_sdpg import _Fragile
 from torch import Tensor
 
@@ -32,210 +25,11 @@ from sdpg import checkpoint, log, quarantine, train
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import default_threads, make_env
 from sdpg.config import TrainCfg
-from sdpg.distributed import ALONE, TIMEOUT, Group, RankLost, _fresh_name, _packed, _Ranks, _ways, join, my_rank
+from sdpg.distributed import ALONE, Group
 from sdpg.env import WINDOW, BranchedEnv, join_rows, part_of_rows
 from sdpg.errors import SdpgError
-from sdpg.nn.modules import Normalizer, moments
 from sdpg.plan import make_plan
 from sdpg.sim.toy import ToyTask
-
-
-class _OneOf(Group):
-    """A rank of several, to whom nobody speaks."""
-
-    def __init__(self, rank: int, size: int):
-        self.rank, self.size, self.local_size = rank, size, size
-
-
-def _ranks(act: str, *arguments: object, size: int = 2) -> None:
-    """Calls the function of this file that is named `act` on every rank: act(group, *arguments)."""
-    script = "import sys, test_distributed as t; t._fork(int(sys.argv[1]), sys.argv[2], sys.argv[3:])"
-    env = subprocess_env() | {"PYTHONPATH": f"{SRC}:{SRC.parent / 'tests'}:{SRC.parent / 'tests' / 'unit'}"}
-    command = [sys.executable, "-c", script, str(size), act, *map(str, arguments)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def _fork(size: int, act: str, arguments: list[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(_rank, (size, port, act, arguments), size, start_method="fork")
-
-
-def _rank(rank: int, size: int, port: int, act: str, arguments: list[str]) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    with join() as group:
-        globals()[act](group, *arguments)
-
-
-# --- the group --------------------------------------------------------------------------------------------------------
-
-
-def _speak(group: Group) -> None:
-    rank = group.rank
-    assert (rank, group.size, group.local_size) == (my_rank(), 3, 3)
-    numbers = torch.tensor([1.0, 10.0 * rank])
-    assert group.sum_(numbers).tolist() == [3.0, 30.0] and numbers.tolist() == [3.0, 30.0]
-    assert group.stack(torch.tensor([rank, 7])).tolist() == [[0, 7], [1, 7], [2, 7]]
-    assert group.sums({"a": rank, "b": rank == 1}) == {"a": 3.0, "b": 1.0}
-    assert group.everyones("x" * rank) == ["", "x", "xx"]
-    told = group.to_first({"rows": torch.full((rank,), rank)})
-    assert [state["rows"].tolist() for state in told] == ([[], [1], [2, 2]] if rank == 0 else [])
-    assert group.first(lambda: f"of {rank}") == "of 0"
-    assert group.together(lambda: f"of {rank}") == f"of {rank}"
-
-    def wrong() -> None:
-        if rank == 1:
-            raise SdpgError("no such thing")
-
-    with pytest.raises(SdpgError, match=r"^rank 1: no such thing$"):
-        group.together(wrong)
-
-    def wrong_first() -> None:
-        raise SdpgError(f"no folder {rank}")
-
-    for act in (group.first, group.together):
-        with pytest.raises(SdpgError, match=r"^no folder 0$"):
-            act(wrong_first)
-    count, mean, var = moments(torch.arange(2.0 * rank).view(-1, 1), group)  # (), (0, 1), (0, 1, 2, 3)
-    assert (count.item(), mean.item()) == (6.0, 7.0 / 6.0)
-    assert var.item() == pytest.approx(15.0 / 6.0 - (7.0 / 6.0) ** 2)
-    normalizer = Normalizer(1)
-    normalizer.update(torch.empty(0, 1), group)
-    assert normalizer.mean.item() == 0.0 and normalizer.var.item() == 1.0
-
-
-def test_what_ranks_say_to_each_other() -> None:
-    _ranks("_speak", size=3)
-
-
-def test_the_group_of_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join() as group:
-        assert group is ALONE
-    x = torch.ones(2)
-    assert group.sum_(x) is x and group.stack(x).shape == (1, 2) and group.sums({"a": 2.0}) == {"a": 2.0}
-    assert group.everyones(3) == group.to_first(3) == [3]
-    assert group.first(lambda: 4) == group.together(lambda: 4) == 4
-    assert not torch.distributed.is_initialized()
-
-
-def test_ranks_that_can_not_meet_are_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert my_rank() == 1
-    with pytest.raises(SdpgError, match=r"WORLD_SIZE is 2, .* start them by torchrun, or unset it"), join():
-        pass
-
-
-def test_what_an_earlier_start_left_in_the_store_is_not_taken_for_this_one() -> None:
-    """torchrun keeps its store over a restart."""
-    store = torch.distributed.HashStore()
-    names = []
-    for _ in range(3):
-        with ThreadPoolExecutor() as ranks:
-            told = list(ranks.map(lambda rank: _fresh_name(store, rank, 3), (1, 2, 0)))
-        assert len(set(told)) == 1
-        names.append(told[0])
-    assert len(set(names)) == 3
-
-
-def _leave(group: Group) -> None:
-    if group.rank == 1:
-        os._exit(0)
-    with pytest.raises(
-        RankLost, match=r"^rank 1 is gone \(.+\); the last checkpoint is good: start again with --resume auto$"
-    ):
-        group.sum_(torch.ones(3))
-
-
-def test_a_rank_that_left_is_named() -> None:
-    start = time.monotonic()
-    _ranks("_leave")
-    assert time.monotonic() - start < 60
-
-
-_REMOTE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was \
-a network error, NCCL version 2.21.5
-ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-Last error:
-socketProgressOpt: Call to recv from 10.0.0.2<33759> failed : Connection reset by peer"""
-_SILENT = """[Rank 0] Work WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=9, Timeout(ms)=120000) timed out in blocking \
-wait.
-Exception raised from wait at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:763 (most recent call first):
-frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96"""
-_WATCHDOG = """[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST) ran for \
-120011 milliseconds before timing out."""
-_SHARED = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, invalid usage (run with NCCL_DEBUG=WARN \
-for details), NCCL version 2.21.5
-ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
-Last error:
-Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"""
-_RESET = "remote process exited or there was a network error, NCCL version 2.21.5: socketProgressOpt: Call to recv from"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (_REMOTE, f"rank 1 is gone ({_RESET} 10.0.0.2<33759> failed : Connection reset by peer); "),
-        (_SILENT, f"rank 1 has not answered for {TIMEOUT:.0f} s ([Rank 0] Work WorkNCCL("),
-        (_WATCHDOG, f"rank 1 has not answered for {TIMEOUT:.0f} s ("),
-        (
-            _SHARED,
-            "rank 0 can't go on (invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.21.5: Duplic",
-        ),
-        (
-            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors",
-            "rank 0 can't go on (CUDA error: ",
-        ),
-    ],
-)
-def test_what_nccl_says_becomes_one_line(text: str, line: str) -> None:
-    group = object.__new__(_Ranks)
-    group.rank, group.size = 0, 2
-    with pytest.raises(RankLost) as caught, group._asking():
-        raise torch.distributed.DistBackendError(text)
-    said = str(caught.value)
-    assert said.startswith(line) and "\n" not in said and ".hpp" not in said and "frame #" not in said
-    assert said.endswith("; the last checkpoint is good: start again with --resume auto")
-
-
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "local_rank", "ways", "bound"),
-    [
-        (0, 2, 1, "gloo", []),
-        (2, 2, 1, "cpu:gloo,cuda:nccl", [1]),
-        (8, 2, 0, "cpu:gloo,cuda:nccl", [0]),
-        (2, 4, 3, "gloo", [1]),  # two ranks share a GPU: NCCL would refuse
-    ],
-)
-def test_every_rank_gets_a_gpu_of_its_own(
-    gpus: int, ranks: int, local_rank: int, ways: str, bound: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-    for name, value in {"WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "RANK": 4}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "")  # so that it is put back
-    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    assert _ways() == ways and calls == bound
-    assert ("nccl" in ways) == (os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1")  # its errors are raised
-
-
-def test_what_is_sent_arrives_on_the_cpu() -> None:
-    """A tensor of a GPU would be unpacked on the sender's."""
-    with pretended_gpu() as gpu:
-        parcel = _packed({"rows": [torch.arange(3, device=gpu.device)], "plain": torch.ones(2)})
-    rows, plain = pickle.loads(parcel).values()
-    assert type(rows[0]) is Tensor and rows[0].tolist() == [0, 1, 2] and plain.tolist() == [1.0, 1.0]
-
 
 # --- what needs no words ----------------------------------------------------------------------------------------------
 
@@ -275,15 +69,15 @@ def test_rows_are_joined_and_parted(obs: str) -> None:
 
 def test_nominals_that_can_not_be_shared_are_refused() -> None:
     with pytest.raises(SdpgError, match="num-nominal 7 can't be shared by 3 ranks; give 6"):
-        train.train(tiny(num_nominal=7), group=_OneOf(1, 3))
+        train.train(tiny(num_nominal=7), group=OneOf(1, 3))
     with pytest.raises(SdpgError, match="num-nominal 1 can't be shared by 3 ranks; give 3"):
-        train.train(tiny(num_nominal=1), group=_OneOf(0, 3))
+        train.train(tiny(num_nominal=1), group=OneOf(0, 3))
 
 
 def test_ranks_share_the_cores_and_the_memory_of_a_machine() -> None:
     assert default_threads(10**6) == 1 and default_threads(1) == default_threads()
     cfg = tiny(num_nominal=64, memory_gb=8.0)
-    alone, one_of_four = make_plan(cfg), make_plan(cfg, _OneOf(0, 4))
+    alone, one_of_four = make_plan(cfg), make_plan(cfg, OneOf(0, 4))
     assert one_of_four.limit == alone.limit / 4  # type: ignore[operator]
     assert one_of_four.parts["physics"] * 4 == alone.parts["physics"]
     small = replace(one_of_four, limit=float(one_of_four.total - 1))
@@ -292,7 +86,7 @@ def test_ranks_share_the_cores_and_the_memory_of_a_machine() -> None:
 
 
 def test_a_rank_waits_for_torchrun_to_end_it() -> None:
-    with train.stop_on_signals(_OneOf(0, 2)) as stop:
+    with train.stop_on_signals(OneOf(0, 2)) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # the cluster's, and torchrun's
         assert stop()
@@ -413,7 +207,7 @@ def _two_ranks_go_on(group: Group, folder: str) -> None:
 
 @pytest.mark.slow
 def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
-    _ranks("_two_ranks_train", tmp_path)
+    ranks(__name__, "_two_ranks_train", tmp_path)
     for task, obs in KINDS:
         train.train(_cfg(task, 10, obs), tmp_path / f"{task}-{obs}-1")
         _assert_close(tmp_path / f"{task}-{obs}-1", tmp_path / f"{task}-{obs}-2")
@@ -431,7 +225,7 @@ def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
     assert log.read(tmp_path / "bad")[-1]["Train/failed_nominal"] == 6 * 4
     # Two ranks go on bit for bit; two, one and two within rounding.
     train.train(_cfg("hopper", 7), tmp_path / "2-1-2", resume=True)
-    _ranks("_two_ranks_go_on", tmp_path)
+    ranks(__name__, "_two_ranks_go_on", tmp_path)
     whole, parts = _state(tmp_path / "hopper-state-2"), _state(tmp_path / "parts")
     for name, value in whole.items():
         if name != "run/seconds":
@@ -466,7 +260,7 @@ def _drift(group: Group, folder: str) -> None:
 
 def test_ranks_that_drifted_apart_are_told_and_mended(tmp_path: Path) -> None:
     """Machines of two kinds may round differently."""
-    _ranks("_drift", tmp_path)
+    ranks(__name__, "_drift", tmp_path)
 
 
 # --- under torchrun ---------------------------------------------------------------------------------------------------

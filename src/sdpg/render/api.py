@@ -1,6 +1,6 @@
 """The renderer's written contract: N states in, N pictures per camera out. It knows nothing of branches or tasks.
 
-Promises, each with a test that quotes it (tests/contract/test_render.py):
+Promises, each with a test that quotes it (tests/contract/test_render.py, the last one test_renderers_agree.py):
 
 1. A picture is a function of its own row: nothing is remembered between calls, calling twice gives the same bytes, and
    the other rows do not matter.
