@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO := runs/demo
+# Tests side by side.
+JOBS ?= 2
 
 .PHONY: demo test check bench clean
 
@@ -21,7 +23,7 @@ demo: $(STAMP)
 	@echo "Learned from pixels: watch $(DEMO)/demo.mp4 (or live: $(BIN)/sdpg view $(DEMO)). Next, a robot: $(BIN)/sdpg train hopper --obs pixels"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q --cov --cov-report=term-missing:skip-covered --cov-fail-under=85
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --cov --cov-report=term-missing:skip-covered --cov-fail-under=85
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -149,6 +149,21 @@ def test_from_the_first_picture_new_features_tell_states_apart() -> None:
     assert spread["first"] > 2 * spread["grey"], spread
 
 
+@pytest.mark.parametrize("frames", [1, 3])
+def test_motion_is_shown_as_changes_between_frames(frames: int) -> None:
+    """As if the convolutions were given twice the change to the next frame, and the newest frame."""
+    shape = (3 * frames, 84, 84)
+    moving, still = (Pixels(shape, "half", 16, torch.Generator().manual_seed(0), motion) for motion in (True, False))
+    assert moving.state_dict().keys() == still.state_dict().keys()
+    seen = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1))
+    frame = seen.split(3, dim=1)
+    changes = [2 * (frame[i + 1] - frame[i]) for i in range(frames - 1)]
+    expected = still.convolutions(torch.cat([*changes, frame[-1]], dim=1))
+    torch.testing.assert_close(moving.convolutions(seen), expected, rtol=1e-4, atol=1e-5)
+    moving.convolutions(seen).sum().backward()
+    assert moving.convolutions[0].weight.grad.any()
+
+
 def test_the_encoder_of_depth() -> None:
     """58x87, 5x5 convolution, halved, 3x3 convolution: 64 x 25 x 39 = 62400 numbers."""
     encoder = Depth((1, 58, 87), 32, torch.Generator().manual_seed(0))

@@ -74,6 +74,8 @@ class SdpgCfg:
     """Convolutions for pictures: the paper's, or cheaper ones."""
     picture_origin: Origin = "grey"
     """What is subtracted from a picture: grey, as in the paper, or the run's first picture. Beyond the paper."""
+    picture_motion: bool = False
+    """Show the convolutions the newest frame and the changes between frames, in place of a stack. Beyond the paper."""
     encoder_features: int = 128
     """Features that a picture is encoded into."""
     vector_widths: tuple[int, ...] = ()
@@ -189,8 +191,9 @@ class Sdpg(Algorithm):
         self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
-            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin, cfg.encoder_features, generator
-        )
+            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin, cfg.picture_motion,
+            cfg.encoder_features, generator,
+        )  # fmt: skip
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),

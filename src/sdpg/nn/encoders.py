@@ -23,6 +23,8 @@ LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "small": ((16, 4, 2), (32, 4, 2), (32, 3, 1)),  # and at half the width
 }
 HALVED = frozenset({"half", "small"})
+COLOURS = 3  # channels of a frame
+MOTION_GAIN = 2.0  # a change is as large as a half of what stands still (hopper 0.4, walker 0.3)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator | None) -> nn.Conv2d:
@@ -32,6 +34,29 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.
     nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
+
+
+class _Motion(nn.Conv2d):
+    """A convolution of the newest frame and of the changes from each frame to the next.
+
+    What the frames of a stack have in common is several times as large as what tells them apart, and a network that is
+    given them as they are learns of motion late. The frames are not touched: their change of basis is one of the
+    weights, which are few.
+    """
+
+    changes: Tensor  # (C, C): frames, oldest first, to changes, oldest first, and the newest frame
+
+    def __init__(self, layer: nn.Conv2d):
+        super().__init__(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride)  # type: ignore[arg-type]
+        self.weight, self.bias = layer.weight, layer.bias
+        frames = layer.in_channels // COLOURS
+        later = torch.eye(frames).roll(1, dims=1)
+        basis = MOTION_GAIN * (later - torch.eye(frames))
+        basis[-1] = torch.eye(frames)[-1]
+        self.register_buffer("changes", torch.kron(basis, torch.eye(COLOURS)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, torch.einsum("oihw,ij->ojhw", self.weight, self.changes), self.bias)
 
 
 def scaled(x: Tensor, halved: bool) -> Tensor:
@@ -50,7 +75,14 @@ class Pixels(nn.Module):
 
     origin: Tensor
 
-    def __init__(self, shape: Sequence[int], kind: Convolutions, features: int, generator: torch.Generator | None):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        kind: Convolutions,
+        features: int,
+        generator: torch.Generator | None,
+        motion: bool = False,
+    ):
         super().__init__()
         channels, height, width = shape
         self.halved = kind in HALVED
@@ -62,6 +94,8 @@ class Pixels(nn.Module):
         for outputs, kernel, stride in LAYERS[kind]:
             layers += [_conv(channels, outputs, kernel, stride, generator), nn.ReLU()]
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if motion:
+            layers[0] = _Motion(layers[0])  # type: ignore[arg-type]
         self.convolutions = nn.Sequential(*layers)
         self.projection = linear(channels * height * width, features, generator, gain=1.0)
         self.norm = nn.LayerNorm(features)
@@ -127,6 +161,7 @@ def make_encoders(
     widths: Sequence[int],
     kind: Convolutions,
     origin: Origin,
+    motion: bool,
     features: int,
     generator: torch.Generator,
 ) -> dict[str, tuple[nn.Module, int]]:
@@ -142,7 +177,7 @@ def make_encoders(
             mlp = trunk(shape[0], widths, generator)
             encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
         elif view.dtype == torch.uint8:
-            pixels = Pixels(shape, kind, features, generator)
+            pixels = Pixels(shape, kind, features, generator, motion)
             if origin == "first":
                 pixels.look_from(view[0])
             encoders[name] = pixels, features
