@@ -77,11 +77,11 @@ CPU = {
     "humanoid": Delta({"iterations": 5000}),
 }
 _CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
-_FROM_THE_FIRST: Values = {"picture_origin": "first"}
+_RUNNERS: Values = {"picture_origin": "first", "picture_motion": True}
 CPU_PIXELS = {
     "cartpole": Delta({"iterations": 240}),
-    "hopper": Delta({"iterations": 1000}, _FROM_THE_FIRST),
-    "walker": Delta({"iterations": 1800}, _FROM_THE_FIRST),
+    "hopper": Delta({"iterations": 1000}, _RUNNERS),
+    "walker": Delta({"iterations": 1800}, _RUNNERS),
 }
 
 
