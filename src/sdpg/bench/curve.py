@@ -35,7 +35,8 @@ def run(options: Options) -> dict[str, Any]:
     evaluation = evaluate(options.run, options.episodes)
     evaluation.pop("checkpoint")  # a path
     argv = runs.read_config(options.run)["sessions"][0]["argv"]
-    return learning(options.run, options.label, shlex.join([Path(argv[0]).name, *argv[1:]]), evaluation)
+    command = shlex.join(["sdpg", *argv[1:]])  # however it was started
+    return learning(options.run, options.label, command, evaluation)
 
 
 def learning(
