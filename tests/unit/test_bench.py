@@ -158,6 +158,7 @@ def test_curve_and_plot(tmp_path: Path) -> None:
     )
     assert result["curve"]["iteration"] == [1, 2, 3, 4, 5] and len(result["curve"]["return"]) == 5
     assert result["evaluation"]["episodes"] == 3 and result["evaluation"]["iteration"] == 5
+    assert min(result["curve"]["memory_mb"]) > 0 and 0 < result["saving"] < 1
     assert str(tmp_path) not in json.dumps({**result, "command": ""})
     results = tmp_path / "results"
     results.mkdir()

@@ -12,7 +12,7 @@ from torch import Tensor
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
-from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, use_bfloat16
+from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, scaled, use_bfloat16
 from sdpg.render.api import Image, View
 from sdpg.render.stack import Eyes
 from sdpg.types import Camera
@@ -162,6 +162,22 @@ def test_motion_is_shown_as_changes_between_frames(frames: int) -> None:
     torch.testing.assert_close(moving.convolutions(seen), expected, rtol=1e-4, atol=1e-5)
     moving.convolutions(seen).sum().backward()
     assert moving.convolutions[0].weight.grad.any()
+
+
+@pytest.mark.parametrize("task", ["hopper", "walker"])
+def test_a_change_is_smaller_than_a_frame(task: str) -> None:
+    """Why motion is shown enlarged: under random actions a change from frame to frame is a quarter to a half of what a
+    frame differs from the first one."""
+    env = make_env(task, 8, seed=0, obs="pixels")
+    first = scaled(env.observe().sources["pixels"][:1], True)[:, -3:]
+    frames, changes = [], []
+    for action in torch.rand(40, *env.grid, env.task.action_size, generator=torch.Generator().manual_seed(0)) * 2 - 1:
+        env.restart(env.step(action))
+        older, newest = scaled(env.observe().sources["pixels"], True)[:, 3:].split(3, dim=1)
+        frames.append(newest - first)
+        changes.append(newest - older)
+    ratio = torch.stack(changes).square().mean().sqrt() / torch.stack(frames).square().mean().sqrt()
+    assert 0.25 < ratio < 0.5, ratio
 
 
 def test_the_encoder_of_depth() -> None:

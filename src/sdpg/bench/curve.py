@@ -14,7 +14,11 @@ from sdpg.bench import machine
 POINTS = 200  # at most
 
 # name in the result -> (name in metrics.jsonl, what it is multiplied by)
-COLUMNS = curves.AXES | {"return": (runs.RETURN, 1), "length": ("Train/mean_episode_length", 1)}
+COLUMNS = curves.AXES | {
+    "return": (runs.RETURN, 1),
+    "length": ("Train/mean_episode_length", 1),
+    "memory_mb": ("Perf/memory_mb", 1),
+}
 
 
 @dataclass(frozen=True)
@@ -57,5 +61,6 @@ def learning(
         "command": command,
         "machine": machine.describe(cfg.get("threads") or None),
         "curve": {name: [curves.number(row.get(key), scale) for row in kept] for name, (key, scale) in COLUMNS.items()},
+        "saving": sum(row.get("Perf/save_seconds") or 0.0 for row in rows) / rows[-1]["seconds"],  # share of its time
         "evaluation": dict(evaluation or {}),
     }

@@ -24,16 +24,7 @@ LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 HALVED = frozenset({"half", "small"})
 COLOURS = 3  # channels of a frame
-MOTION_GAIN = 2.0  # a change is as large as a half of what stands still (hopper 0.4, walker 0.3)
-
-
-def _conv(inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator | None) -> nn.Conv2d:
-    layer = nn.Conv2d(inputs, outputs, kernel, stride)
-    if layer.weight.is_meta:  # only its shape is of interest
-        return layer
-    nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return layer
+MOTION_GAIN = 2.0  # about makes up for a change being smaller than a frame
 
 
 class _Motion(nn.Conv2d):
@@ -46,10 +37,9 @@ class _Motion(nn.Conv2d):
 
     changes: Tensor  # (C, C): frames, oldest first, to changes, oldest first, and the newest frame
 
-    def __init__(self, layer: nn.Conv2d):
-        super().__init__(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride)  # type: ignore[arg-type]
-        self.weight, self.bias = layer.weight, layer.bias
-        frames = layer.in_channels // COLOURS
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int):
+        super().__init__(inputs, outputs, kernel, stride)
+        frames = inputs // COLOURS
         later = torch.eye(frames).roll(1, dims=1)
         basis = MOTION_GAIN * (later - torch.eye(frames))
         basis[-1] = torch.eye(frames)[-1]
@@ -57,6 +47,22 @@ class _Motion(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, torch.einsum("oihw,ij->ojhw", self.weight, self.changes), self.bias)
+
+
+def _conv(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    generator: torch.Generator | None,
+    make: type[nn.Conv2d] = nn.Conv2d,
+) -> nn.Conv2d:
+    layer = make(inputs, outputs, kernel, stride)
+    if layer.weight.is_meta:  # only its shape is of interest
+        return layer
+    nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
 
 
 def scaled(x: Tensor, halved: bool) -> Tensor:
@@ -92,10 +98,9 @@ class Pixels(nn.Module):
         self.register_buffer("origin", grey.to(memory_format=torch.channels_last))
         layers: list[nn.Module] = []
         for outputs, kernel, stride in LAYERS[kind]:
-            layers += [_conv(channels, outputs, kernel, stride, generator), nn.ReLU()]
+            make = _Motion if motion and not layers else nn.Conv2d
+            layers += [_conv(channels, outputs, kernel, stride, generator, make), nn.ReLU()]
             channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        if motion:
-            layers[0] = _Motion(layers[0])  # type: ignore[arg-type]
         self.convolutions = nn.Sequential(*layers)
         self.projection = linear(channels * height * width, features, generator, gain=1.0)
         self.norm = nn.LayerNorm(features)
