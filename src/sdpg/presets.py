@@ -77,12 +77,14 @@ CPU = {
     "humanoid": Delta({"iterations": 5000}),
 }
 _CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
-_RUNNERS: Values = {"picture_origin": "first", "picture_motion": True}
-CPU_PIXELS = {
-    "cartpole": Delta({"iterations": 240}),
-    "hopper": Delta({"iterations": 1000}, _RUNNERS),
-    "walker": Delta({"iterations": 1800}, _RUNNERS),
-}
+# All the paper's branches again: they are not rendered, so four times as many make an iteration a third longer, and the
+# encoder learns from directions with a quarter of the noise. And a new policy that does little: from pictures it acts
+# nearly alike in all states, and a strong action that it begins with is a dive, which some seeds do not leave.
+_RUNNERS = Delta(
+    {"num_auxiliary": 63, "iterations": 1250},
+    {"picture_origin": "first", "picture_motion": True, "output_gain": 0.1},
+)
+CPU_PIXELS = {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walker": _RUNNERS}
 
 
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
