@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import mujoco
@@ -169,8 +169,17 @@ def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
 
 
 def views_of(cameras: Mapping[str, Camera]) -> list[View]:
-    """What a renderer is asked for."""
-    return [View(c.name, c.width, c.height, rgb=not c.depth, depth=c.depth) for c in cameras.values()]
+    """What a renderer is asked for: a view of each camera, which may be two sources, its colours and its depth."""
+    views: dict[str, View] = {}
+    for camera in cameras.values():
+        view = View(camera.name, camera.width, camera.height, rgb=not camera.depth, depth=camera.depth)
+        other = views.setdefault(camera.name, view)
+        if (view.width, view.height) != (other.width, other.height):
+            raise SdpgError(
+                f"camera '{camera.name}' has one size: {other.width}x{other.height} or {view.width}x{view.height}?"
+            )
+        views[camera.name] = replace(view, rgb=view.rgb or other.rgb, depth=view.depth or other.depth)
+    return list(views.values())
 
 
 def make_eyes(

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import tiny
 
 from sdpg.check import check_task
 from sdpg.tasks.base import make_task
+from sdpg.train import train
 
 DOC = Path(__file__).parents[2] / "docs" / "new_task.md"
 
@@ -24,16 +26,20 @@ def module(tmp_path, monkeypatch) -> str:
     sys.modules.pop("my_pendulum", None)
 
 
-@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum"])
+@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum"])
 def test_the_tutorials_tasks_pass_the_check(module, task):
     assert [f for f in check_task(make_task(f"{module}:{task}")) if not f.passed] == []
 
 
 def test_the_tutorials_task_trains(module, tmp_path):
-    train = __import__(module).train
-    summary = train(iterations=2, folder=str(tmp_path / "run"))
+    summary = __import__(module).train(iterations=2, folder=str(tmp_path / "run"))
     assert summary["iteration"] == 2
     assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_the_tutorials_task_trains_from_what_it_sees(module, tmp_path):
+    cfg = tiny(f"{module}:SeeingPendulum", "pixels", iterations=2)
+    assert train(cfg, tmp_path / "run")["iteration"] == 2
 
 
 def test_the_motor_is_as_weak_as_the_tutorial_says(module):

@@ -229,7 +229,7 @@ def test_every_task_steps_and_restarts_on_the_device(name: str) -> None:
 @pytest.mark.parametrize("kind", ["drqv2", "half", "depth"])
 def test_encoders_forward_and_backward(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    encoder = Depth((3, 20, 24), 5, generator) if kind == "depth" else Pixels((3, 40, 44), kind, 5, generator)  # type: ignore[arg-type]
+    encoder = Depth((3, 20, 24), 5, generator, far=5.0) if kind == "depth" else Pixels((3, 40, 44), kind, 5, generator)  # type: ignore[arg-type]
     x = torch.rand(2, 3, 20, 24) * 9 if kind == "depth" else torch.randint(0, 256, (2, 3, 40, 44), dtype=torch.uint8)
     expected = encoder(x).sum()
     expected.backward()

@@ -10,8 +10,9 @@ from conftest import tiny
 from torch import Tensor
 
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
-from sdpg.build import make_env
+from sdpg.build import make_env, views_of
 from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
 from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, scaled, use_bfloat16
 from sdpg.render.api import Image, View
 from sdpg.render.stack import Eyes
@@ -182,7 +183,7 @@ def test_a_change_is_smaller_than_a_frame(task: str) -> None:
 
 def test_the_encoder_of_depth() -> None:
     """58x87, 5x5 convolution, halved, 3x3 convolution: 64 x 25 x 39 = 62400 numbers."""
-    encoder = Depth((1, 58, 87), 32, torch.Generator().manual_seed(0))
+    encoder = Depth((1, 58, 87), 32, torch.Generator().manual_seed(0), far=5.0)
     assert encoder.head[0].in_features == 62400
     near, far = torch.full((1, 1, 58, 87), 1.0), torch.full((1, 1, 58, 87), float("inf"))
     assert encoder(near).shape == (1, 32)
@@ -195,13 +196,54 @@ def test_precision_is_what_is_asked_for() -> None:
     assert not use_bfloat16("auto", [vector])
 
 
-def test_the_gradient_of_chunks_is_the_gradient_of_the_whole() -> None:
-    cfg = tiny("cartpole").algo
+@pytest.mark.parametrize(
+    ("task", "obs"), [("cartpole", "state"), ("cartpole", "pixels"), ("hopper", "pixels"), ("senses:Senses", "pixels")]
+)
+def test_the_gradient_of_chunks_is_the_gradient_of_the_whole(task: str, obs: str) -> None:
+    cfg = replace(
+        tiny(task, obs).algo, max_grad_norm=1e9, regression_steps=1, regression_fraction=1.0, precision="float32"
+    )
     gradients = []
     for chunk in (1000, 5):
-        env = make_env("cartpole", 3, 2, threads=1)
-        algo = Sdpg(replace(cfg, actor_chunk=chunk, max_grad_norm=1e9, regression_fraction=1.0), env)
+        env = make_env(task, 3, 2, threads=1, obs=obs)
+        algo = Sdpg(replace(cfg, actor_chunk=chunk), env, env.task.inputs[obs])
         algo.update(algo.collect(env), 10)
-        gradients.append([p.grad.clone() for p in algo.actor.parameters()])  # of the last regression step
+        gradients.append([p.grad.clone() for p in algo.actor.parameters()])
     for whole, parts in zip(*gradients, strict=True):
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+# --- several senses ---------------------------------------------------------------------------------------------------
+
+
+def test_several_senses_are_fused() -> None:
+    """One camera's colours and depth, another one's depth, a vector: each has an encoder, and each is learned from."""
+    cfg = replace(tiny("senses:Senses", "pixels").algo, encoder_features=8)
+    env = make_env("senses:Senses", 3, 2, threads=1, obs="pixels")
+    assert env.eyes is not None and [(v.camera, v.rgb, v.depth) for v in env.eyes.renderer.views] == [
+        ("side", True, True),
+        ("above", False, True),
+    ]
+    seen = env.observe().sources
+    assert {name: tuple(seen[name].shape) for name in env.task.inputs["pixels"]} == {
+        "pixels": (3, 9, 44, 40), "depth": (3, 2, 44, 40), "ranges": (3, 1, 24, 30), "proprio": (3, 1),
+    }  # fmt: skip
+    algo = Sdpg(cfg, env, env.task.inputs["pixels"])
+    assert list(algo.actor.encoders) == list(env.task.inputs["pixels"])
+    assert algo.actor.trunk[0].in_features == 3 * 8 + 1
+    algo.update(algo.collect(env), 10)
+    for name in ("pixels", "depth", "ranges"):
+        assert all((p.grad != 0).any() for p in algo.actor.encoders[name].parameters()), name
+    assert (algo.actor.trunk[0].weight.grad[:, -1] != 0).any()  # the vector
+    assert algo.normalizers["proprio"].count > 1
+
+
+def test_depth_beyond_a_sensors_range_is_the_end_of_its_range() -> None:
+    encoder = Depth((1, 24, 30), 4, torch.Generator().manual_seed(0), far=2.0)
+    there, beyond = torch.full((1, 1, 24, 30), 2.0), torch.full((1, 1, 24, 30), 3.0)
+    assert torch.equal(encoder(there), encoder(beyond)) and not torch.equal(encoder(there), encoder(there / 2))
+
+
+def test_a_camera_of_two_sizes_is_refused_in_plain_words() -> None:
+    with pytest.raises(SdpgError, match="camera 'side' has one size: 84x84 or 40x84"):
+        views_of({"pixels": Camera("side"), "depth": Camera("side", 40, depth=True)})

@@ -64,7 +64,7 @@ def _assert_same(a: Path, b: Path) -> None:
         }
 
 
-EVERYTHING = [(task, obs) for task in registry() for obs in make_task(task).inputs]
+EVERYTHING = [(task, obs) for task in registry() for obs in make_task(task).inputs] + [("senses:Senses", "pixels")]
 
 
 @pytest.mark.parametrize(("task", "obs"), EVERYTHING)

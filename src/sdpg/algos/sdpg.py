@@ -191,8 +191,8 @@ class Sdpg(Algorithm):
         self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
-            views, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin, cfg.picture_motion,
-            cfg.encoder_features, generator,
+            views, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin,
+            cfg.picture_motion, cfg.encoder_features, generator,
         )  # fmt: skip
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),

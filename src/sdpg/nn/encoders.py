@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdpg.nn.modules import linear, trunk
+from sdpg.types import Camera
 
 Convolutions = Literal["drqv2", "nature", "half", "small"]
 Origin = Literal["grey", "first"]
@@ -118,7 +119,7 @@ class Pixels(nn.Module):
 class Depth(nn.Module):
     """Depth pictures (B, C, H, W) in metres, scaled by `far` to [-0.5, 0.5] -> (B, features)."""
 
-    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float = 5.0):
+    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float):
         super().__init__()
         channels, height, width = shape
         self.far = far
@@ -151,7 +152,7 @@ def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features
         counts.append((output.numel(), output.numel() * weight[0].numel()))
 
     with torch.device("meta"):  # shapes without memory
-        encoder = Depth(shape, features, None) if depth else Pixels(shape, kind, features, None)
+        encoder = Depth(shape, features, None, far=1.0) if depth else Pixels(shape, kind, features, None)
         for layer in encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.register_forward_hook(count)
@@ -162,6 +163,7 @@ def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features
 
 def make_encoders(
     views: Mapping[str, Tensor],
+    cameras: Mapping[str, Camera],
     normalizers: Mapping[str, nn.Module],
     widths: Sequence[int],
     kind: Convolutions,
@@ -187,7 +189,7 @@ def make_encoders(
                 pixels.look_from(view[0])
             encoders[name] = pixels, features
         else:
-            encoders[name] = Depth(shape, features, generator), features
+            encoders[name] = Depth(shape, features, generator, cameras[name].far), features
     return encoders
 
 
