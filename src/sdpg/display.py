@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 if TYPE_CHECKING:  # a table of runs does not wait for torch
     from sdpg.config import TrainCfg
+
+T = TypeVar("T")
 
 
 class Display:
@@ -111,6 +113,16 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def progress(steps: Sequence[T], what: str) -> Iterable[T]:
+    """The same steps, with a bar on standard error if that is a terminal. They may end before the bar does."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return steps
+    from rich.progress import track
+
+    return track(steps, what, console=console, transient=True)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:

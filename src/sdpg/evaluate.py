@@ -13,6 +13,7 @@ from torch import Tensor
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import choose_engine, default_threads, make_env
+from sdpg.display import progress
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict, engine_of
@@ -75,7 +76,7 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
     lengths = torch.zeros(n, dtype=torch.int64, device=device)
     fallen, failed = torch.zeros_like(alive), torch.zeros_like(alive)
     sums: dict[str, Tensor] = {}
-    while alive.any():
+    for _ in progress(range(env.task.episode_steps), "episodes"):
         action = algo.act(env.observe())  # (N, A)
         step = env.step(action[:, None].expand(-1, env.num_branches, -1))
         # Worlds that are through go on with episodes that nobody counts.
@@ -88,6 +89,8 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
         fallen |= alive & step.terminated[:, 0]
         failed |= alive & step.failed[:, 0]
         alive &= ~(step.terminated | step.truncated)[:, 0]
+        if not alive.any():
+            break
         env.restart(step)
     steps = int(lengths.sum())
     return {

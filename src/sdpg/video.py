@@ -6,6 +6,8 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
+from sdpg.display import progress
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict
@@ -24,7 +27,7 @@ from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
 from sdpg.train import restore
-from sdpg.types import Obs, Step
+from sdpg.types import Camera, Obs, Step
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
 
@@ -73,8 +76,8 @@ class Player:
 
     def picture(self) -> np.ndarray:
         """(H, W, 3) uint8 of the state now: what `beside` puts together."""
-        sources = self.env.observe().sources
-        seen = [view[0] for name, view in sources.items() if name in self.env.task.cameras]
+        sources, cameras = self.env.observe().sources, self.env.task.cameras
+        seen = [colours(view[0], cameras[name]) for name, view in sources.items() if name in cameras]
         return beside(self.draw(self.env.physics().qpos[:, 0]), seen)
 
     @torch.no_grad()
@@ -110,11 +113,13 @@ def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: 
 
     player, stride = Player(policy, env, draw), frame_stride(env)
     finished: list[tuple[float, int]] = []
-    while len(finished) < episodes:
+    for _ in progress(range(episodes * env.task.episode_steps), "filming"):
         if player.steps % stride == 0:
             yield player.picture()
         if (ended := player.step()) is not None:
             finished.append(ended)
+            if len(finished) == episodes:
+                break
     summary |= {"returns": [total for total, _ in finished], "lengths": [steps for _, steps in finished]}
 
 
@@ -124,12 +129,12 @@ def frame_stride(env: BranchedEnv) -> int:
 
 
 def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:
-    """The third-person picture (3, S, S), to its right the policy's frames, the newest on top: (H, W, 3) uint8."""
+    """The third-person picture (3, S, S), to its right the policy's frames (3 * stack, h, w) of each source, the newest
+    on top: (H, W, 3) uint8."""
     size = view.shape[-1]
     columns = [view.cpu()]
     for source in sources:
-        stack = (source if source.dtype == torch.uint8 else _grey(source)).cpu()
-        singles = stack.unflatten(0, (-1, 3)).flip(0)  # (frames, 3, h, w)
+        singles = source.cpu().unflatten(0, (-1, 3)).flip(0)  # (frames, 3, h, w)
         rows = [_resize(frame, size // len(singles)) for frame in singles]
         column = torch.cat(rows, dim=1)  # (3, at most S, s)
         columns.append(torch.nn.functional.pad(column, (4, 0, 0, size - column.shape[1])))
@@ -137,9 +142,11 @@ def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:
     return np.ascontiguousarray(picture[: size // 2 * 2, : picture.shape[1] // 2 * 2])  # ffmpeg wants even sides
 
 
-def _grey(depth: Tensor, far: float = 5.0) -> Tensor:
-    """Metres (C, h, w) -> near is bright: (3 C, h, w) uint8."""
-    bright = (255.0 * (1.0 - (depth / far).clamp(0.0, 1.0))).to(torch.uint8)
+def colours(source: Tensor, camera: Camera) -> Tensor:
+    """(3 * stack, h, w) uint8 of what a camera shows; of metres (stack, h, w): near is bright."""
+    if not camera.depth:
+        return source
+    bright = (255.0 * (1.0 - (source / camera.far).clamp(0.0, 1.0))).to(torch.uint8)
     return bright.repeat_interleave(3, dim=0)
 
 
@@ -152,26 +159,30 @@ def _resize(picture: Tensor, size: int) -> Tensor:
 
 
 def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
-    """H.264 in an mp4; the number of pictures."""
+    """H.264 in an mp4; the number of pictures. Written aside: an earlier film stays until this one is whole."""
     import imageio_ffmpeg
 
     first = next(pictures)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (first.shape[1], first.shape[0]), fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
-    )
+    aside = path.with_name(f".{path.name}")
     count = 0
     try:
-        writer.send(None)
-        for picture in _chain(first, pictures):
-            writer.send(picture)
-            count += 1
-    except OSError:
-        pass  # ffmpeg ended early; the file tells
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = imageio_ffmpeg.write_frames(
+            str(aside), first.shape[1::-1], fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
+        )
+        with closing(writer):
+            writer.send(None)
+            for picture in chain([first], pictures):
+                writer.send(picture)
+                count += 1
+        # ffmpeg does not say that a disk was full: a film is written if all of it can be read.
+        if imageio_ffmpeg.count_frames_and_secs(str(aside))[0] != count:
+            raise OSError("pictures are missing")
+        aside.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR") from error
     finally:
-        writer.close()
-    if not path.is_file() or not path.stat().st_size:
-        raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR")
+        aside.unlink(missing_ok=True)
     return count
 
 
@@ -184,8 +195,3 @@ def write_frames(folder: Path, pictures: Iterator[np.ndarray]) -> int:
     for count, picture in enumerate(pictures, 1):
         Image.fromarray(picture).save(folder / f"{count - 1:05}.png")
     return count
-
-
-def _chain(first: np.ndarray, rest: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    yield first
-    yield from rest

@@ -124,6 +124,8 @@ def test_memory_scaling_draws_its_figure(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [(64, 0), (64, 0), (256, 0), (64, 3)]
     assert result["rows"][1] == {"environments": 256, "rendered": 356.0, "physics_only": 164.0}
     assert figure.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SdpgError, match="environments 100 is not a multiple of num-nominal 64"):
+        memory.run(memory.Options(scaling=True, environments=(64, 100), figure=figure))
 
 
 def test_the_stopwatch_counts_nested_phases_once() -> None:

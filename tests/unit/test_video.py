@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -16,6 +17,7 @@ from sdpg import video
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.train import train
+from sdpg.types import Camera
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
 
 def test_depth_is_shown_near_bright() -> None:
     depth = torch.stack((torch.full((4, 4), 0.0), torch.full((4, 4), float("inf"))))
-    picture = video.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [depth])
+    seen = video.colours(depth, Camera("eye", depth=True, stack=2))
+    picture = video.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
     assert picture[0, -1].tolist() == [0, 0, 0] and picture[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
 
 
@@ -60,6 +63,14 @@ def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: py
     assert Image.open(files[0]).size == (64 + 4 + 20, 64)  # 64 + 4 + 21, made even
 
 
+def test_every_camera_has_its_column(tmp_path: Path) -> None:
+    argv = ["play", "senses:Senses", "--policy", "zero", "--frames", str(tmp_path), "--episodes", "1", "--size", "96"]
+    assert main(argv) == 0
+    width, height = Image.open(tmp_path / "00000.png").size
+    # three colour pictures, two of depth, one of another camera: 32, 48 and 96 high
+    assert (width, height) == (96 + (4 + 32 * 40 // 44) + (4 + 48 * 40 // 44) + (4 + 96 * 30 // 24), 96)
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -80,3 +91,22 @@ def test_a_video_that_cant_be_written_says_so(tmp_path: Path) -> None:
     target.mkdir()
     with pytest.raises(SdpgError, match="can't be written"):
         video.write_video(target, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
+
+
+def test_a_film_that_broke_off_is_an_error_and_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a full disk has it: ffmpeg ends without a word, and what it wrote can't be read."""
+    target, pictures = tmp_path / "out.mp4", [np.zeros((16, 16, 3), np.uint8)] * 3
+    assert video.write_video(target, iter(pictures), 10) == 3
+    before = target.read_bytes()
+
+    def breaks_off(path: str, *args: object, **kwargs: object) -> Iterator[None]:
+        Path(path).write_bytes(before[: len(before) // 2])
+        while True:
+            yield
+
+    monkeypatch.setattr(imageio_ffmpeg, "write_frames", breaks_off)
+    with pytest.raises(SdpgError, match="can't be written"):
+        video.write_video(target, iter(pictures), 10)
+    assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]

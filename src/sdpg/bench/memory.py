@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdpg.bench import machine
+from sdpg.build import cameras_of
+from sdpg.display import progress
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
+from sdpg.tasks.base import make_task
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,10 @@ def _peak(options: Options, num_nominal: int, num_auxiliary: int, iterations: in
 
 def _scaling(options: Options) -> dict[str, Any]:
     """Rollouts alone (iterations = 0): the memory of environments, not of updates, which both would share."""
+    if uneven := [count for count in options.environments if count < 1 or count % options.num_nominal]:
+        raise SdpgError(f"environments {uneven[0]} is not a multiple of num-nominal {options.num_nominal}")
     rows = []
-    for count in options.environments:
+    for count in progress(options.environments, "measuring"):
         rendered = _peak(replace(options, obs="pixels"), count, 0, 0)
         physics = _peak(replace(options, obs="pixels"), options.num_nominal, count // options.num_nominal - 1, 0)
         rows.append({"environments": count, "rendered": rendered["peak_mb"], "physics_only": physics["peak_mb"]})
@@ -96,12 +101,17 @@ def _draw(rows: list[dict[str, Any]], options: Options) -> None:
     axes.plot(counts, [row["rendered"] / 1024 for row in rows], "o-", label="every environment rendered")
     physics = f"{options.num_nominal} rendered, the rest physics only"
     axes.plot(counts, [row["physics_only"] / 1024 for row in rows], "s-", label=physics)
-    axes.set(xlabel="environments", ylabel="resident memory (GB)", title=f"{options.task}, 84x84, 3 frames")
+    axes.set(xlabel="environments", ylabel="resident memory (GB)", title=f"{options.task}, {_seen(options.task)}")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8)
     options.figure.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.figure, dpi=110)
     plt.close(figure)
+
+
+def _seen(task: str) -> str:
+    cameras = cameras_of(make_task(task), "pixels").values()
+    return " and ".join(f"{camera.width}x{camera.height}, {camera.stack} frames" for camera in cameras)
 
 
 def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, threads: int) -> dict[str, Any]:
