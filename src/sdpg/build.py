@@ -172,13 +172,12 @@ def views_of(cameras: Mapping[str, Camera]) -> list[View]:
     """What a renderer is asked for: a view of each camera, which may be two sources, its colours and its depth."""
     views: dict[str, View] = {}
     for camera in cameras.values():
-        view = View(camera.name, camera.width, camera.height, rgb=not camera.depth, depth=camera.depth)
+        view = View(camera.name, camera.width, camera.height, not camera.depth, camera.depth, camera.groups)
         other = views.setdefault(camera.name, view)
-        if (view.width, view.height) != (other.width, other.height):
-            raise SdpgError(
-                f"camera '{camera.name}' has one size: {other.width}x{other.height} or {view.width}x{view.height}?"
-            )
-        views[camera.name] = replace(view, rgb=view.rgb or other.rgb, depth=view.depth or other.depth)
+        both = replace(view, rgb=view.rgb or other.rgb, depth=view.depth or other.depth)
+        if both != replace(other, rgb=both.rgb, depth=both.depth):
+            raise SdpgError(f"the sources of camera '{camera.name}' differ in size or geom groups; make them alike")
+        views[camera.name] = both
     return list(views.values())
 
 

@@ -52,6 +52,7 @@ class Camera:
     height: int = 84
     depth: bool = False  # metres (N, stack, H, W) float32 in place of colours (N, 3 * stack, H, W) uint8
     stack: int = 3
+    groups: tuple[int, ...] = (0, 1, 2)  # the geom groups that it sees
     far: float = 5.0  # metres that a depth camera measures; to a policy, what lies beyond is as far as this
 
 

@@ -244,6 +244,12 @@ def test_depth_beyond_a_sensors_range_is_the_end_of_its_range() -> None:
     assert torch.equal(encoder(there), encoder(beyond)) and not torch.equal(encoder(there), encoder(there / 2))
 
 
-def test_a_camera_of_two_sizes_is_refused_in_plain_words() -> None:
-    with pytest.raises(SdpgError, match="camera 'side' has one size: 84x84 or 40x84"):
-        views_of({"pixels": Camera("side"), "depth": Camera("side", 40, depth=True)})
+@pytest.mark.parametrize("other", [Camera("side", 40, depth=True), Camera("side", depth=True, groups=(0,))])
+def test_sources_of_one_camera_that_differ_are_refused_in_plain_words(other: Camera) -> None:
+    with pytest.raises(SdpgError, match="sources of camera 'side' differ in size or geom groups"):
+        views_of({"pixels": Camera("side"), "depth": other})
+
+
+def test_a_camera_sees_its_geom_groups() -> None:
+    seen = views_of({"pixels": Camera("side", groups=(0, 3)), "above": Camera("above", 30, 20)})
+    assert seen == [View("side", groups=(0, 3)), View("above", 30, 20)]
