@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -50,10 +51,11 @@ def test_sim() -> None:
     assert result["machine"]["cores"] >= 1
 
 
-def test_iteration() -> None:
+@pytest.mark.parametrize("obs", ["state", "pixels"])
+def test_iteration(obs: Literal["state", "pixels"]) -> None:
     before = algorithm.exploration_noise
     result = iteration.run(
-        iteration.Options(task="cartpole", num_nominal=2, num_auxiliary=2, iterations=2, warmup=1, threads=1)
+        iteration.Options(task="cartpole", obs=obs, num_nominal=2, num_auxiliary=2, iterations=2, warmup=1, threads=1)
     )
     json.dumps(result)
     assert algorithm.exploration_noise is before  # the stopwatch has let go
@@ -61,7 +63,9 @@ def test_iteration() -> None:
     assert set(seconds) == {
         "noise", "policy", "physics", "task functions", "restarts", "quarantine", "value", "actor update",
         "critic update", "normaliser", "other",
-    }  # fmt: skip
+    } | ({"rendering"} if obs == "pixels" else set())  # fmt: skip
+    assert result["renderer"] == ("raster" if obs == "pixels" else None)
+    assert (0 < result["rendering_share"] < 1) is (obs == "pixels")
     assert all(value > 0 for value in seconds.values())
     assert 0 < result["ratio_to_raw"] < 1 and result["iteration_seconds"] > result["raw_seconds"]
 
