@@ -77,9 +77,9 @@ CPU = {
     "humanoid": Delta({"iterations": 5000}),
 }
 _CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
-# All the paper's branches again: they are not rendered, so four times as many make an iteration a third longer, and the
-# encoder learns from directions with half the noise. And less of an action to begin with, in mean and noise:
-# under strong noise nobody stays on their feet, so the best that is left is a dive, which many seeds then never leave.
+# All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
+# the encoder learns from directions with half the noise. And less of an action to begin with, in mean and noise: under
+# strong noise nobody stays on their feet, so the best that is left is a dive, which many seeds then never leave.
 _RUNNERS = Delta(
     {"num_auxiliary": 63, "iterations": 1250},
     {"picture_origin": "first", "picture_motion": True, "initial_std": 0.5, "output_gain": 0.1},
