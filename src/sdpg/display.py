@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 if TYPE_CHECKING:  # a table of runs does not wait for torch
     from sdpg.config import TrainCfg
-
-T = TypeVar("T")
+    from sdpg.types import Watch
 
 
 class Display:
@@ -115,14 +115,14 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def progress(steps: Sequence[T], what: str) -> Iterable[T]:
-    """The same steps, with a bar on standard error if that is a terminal. They may end before the bar does."""
+def progress(what: str) -> Watch:
+    """A bar on standard error if that is a terminal. The steps may end before it does."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        return steps
+        return iter
     from rich.progress import track
 
-    return track(steps, what, console=console, transient=True)
+    return partial(track, description=what, console=console, transient=True)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:

@@ -13,18 +13,23 @@ from torch import Tensor
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import choose_engine, default_threads, make_env
-from sdpg.display import progress
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict, engine_of
 from sdpg.tasks.base import make_task
 from sdpg.train import restore
+from sdpg.types import Watch
 
 SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
 
 
 def evaluate(
-    run: Path | str, episodes: int = 64, seed: int = SEED, which: str | int = "last", threads: int = 0
+    run: Path | str,
+    episodes: int = 64,
+    seed: int = SEED,
+    which: str | int = "last",
+    threads: int = 0,
+    watch: Watch = iter,
 ) -> dict[str, Any]:
     """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder, on the engine that it was
     trained with; on a GPU if the run allows it and there is one."""
@@ -51,7 +56,7 @@ def evaluate(
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     restore(saved, algo, None)
     start = time.perf_counter()
-    result = play(algo, env)
+    result = play(algo, env, watch)
     return {
         "task": cfg.task,
         "algorithm": cfg.algorithm,
@@ -68,7 +73,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
+def play(algo: Sdpg, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
     """One episode in each of the N nominal worlds: short episodes count no more than long ones."""
     n, device = env.num_nominal, env.device
     alive = torch.ones(n, dtype=torch.bool, device=device)
@@ -76,7 +81,7 @@ def play(algo: Sdpg, env: BranchedEnv) -> dict[str, Any]:
     lengths = torch.zeros(n, dtype=torch.int64, device=device)
     fallen, failed = torch.zeros_like(alive), torch.zeros_like(alive)
     sums: dict[str, Tensor] = {}
-    for _ in progress(range(env.task.episode_steps), "episodes"):
+    for _ in watch(range(env.task.episode_steps)):
         action = algo.act(env.observe())  # (N, A)
         step = env.step(action[:, None].expand(-1, env.num_branches, -1))
         # Worlds that are through go on with episodes that nobody counts.

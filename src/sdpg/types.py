@@ -6,7 +6,7 @@ Time comes first, then N and K, then features: `(T, N, K, D)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -90,6 +90,9 @@ class Rollout:
     done: Tensor  # (T, N, K) bool: the branch was restarted after the step, or the segment ended
     failed: Tensor  # (T, N, K) bool
 
+
+Watch = Callable[[range], Iterable[int]]
+"""Passes the steps of something that takes time on as they are made, and may show how far it is."""
 
 Metrics = dict[str, float]
 """What an algorithm reports of an iteration; documented in docs/metrics.md."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
-from sdpg.display import progress
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict
@@ -27,7 +26,7 @@ from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
 from sdpg.train import restore
-from sdpg.types import Camera, Obs, Step
+from sdpg.types import Camera, Obs, Step, Watch
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
 
@@ -99,7 +98,9 @@ class Player:
         self.total, self.steps = 0.0, 0
 
 
-def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any]) -> Iterator[np.ndarray]:
+def frames(
+    policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], watch: Watch = iter
+) -> Iterator[np.ndarray]:
     """Pictures (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
     sim = env.sim
     assert isinstance(sim, CpuSim)
@@ -113,7 +114,7 @@ def frames(policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: 
 
     player, stride = Player(policy, env, draw), frame_stride(env)
     finished: list[tuple[float, int]] = []
-    for _ in progress(range(episodes * env.task.episode_steps), "filming"):
+    for _ in watch(range(episodes * env.task.episode_steps)):
         if player.steps % stride == 0:
             yield player.picture()
         if (ended := player.step()) is not None:
@@ -175,15 +176,24 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
             for picture in chain([first], pictures):
                 writer.send(picture)
                 count += 1
-        # ffmpeg does not say that a disk was full: a film is written if all of it can be read.
-        if imageio_ffmpeg.count_frames_and_secs(str(aside))[0] != count:
+        if _pictures_in(aside) != count:  # ffmpeg does not say that a disk was full
             raise OSError("pictures are missing")
         aside.replace(path)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR") from error
     finally:
         aside.unlink(missing_ok=True)
     return count
+
+
+def _pictures_in(path: Path) -> int:
+    """Of a film; none if it can't be read."""
+    import imageio_ffmpeg
+
+    try:
+        return imageio_ffmpeg.count_frames_and_secs(str(path))[0]
+    except (OSError, RuntimeError):
+        return 0
 
 
 def write_frames(folder: Path, pictures: Iterator[np.ndarray]) -> int:

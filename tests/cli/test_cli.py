@@ -16,7 +16,7 @@ from conftest import NAN_TASK, subprocess_env, tiny
 
 from sdpg import checkpoint, cli, doctor, train
 from sdpg.cli import main
-from sdpg.display import Display
+from sdpg.display import Display, progress
 from sdpg.errors import SdpgError
 from sdpg.options import _one_line
 
@@ -293,6 +293,18 @@ def test_the_plain_display_is_sparing(capsys: Capture) -> None:
     assert "iteration 1/100" in out
     assert "iteration 2/100" not in out  # not yet ten seconds later
     assert err == "warning: careful\n"
+
+
+def test_a_bar_for_what_takes_time_on_a_terminal_only(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["eval", str(run), "--episodes", "1", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(progress("episodes")(range(3))) == [0, 1, 2]
+    assert main(["eval", str(run), "--episodes", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "episodes" in err and json.loads(out)["episodes"] == 1
 
 
 # --- bad input

@@ -110,3 +110,13 @@ def test_a_film_that_broke_off_is_an_error_and_leaves_the_earlier_one(
     with pytest.raises(SdpgError, match="can't be written"):
         video.write_video(target, iter(pictures), 10)
     assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_mistake_in_what_is_filmed_is_not_called_one_of_the_film(tmp_path: Path) -> None:
+    def pictures() -> Iterator[np.ndarray]:
+        yield np.zeros((16, 16, 3), np.uint8)
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        video.write_video(tmp_path / "out.mp4", pictures(), 10)
+    assert not list(tmp_path.iterdir())

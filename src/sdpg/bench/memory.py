@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from sdpg.bench import machine
 from sdpg.build import cameras_of
-from sdpg.display import progress
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
 from sdpg.tasks.base import make_task
@@ -75,7 +74,7 @@ def _scaling(options: Options) -> dict[str, Any]:
     if uneven := [count for count in options.environments if count < 1 or count % options.num_nominal]:
         raise SdpgError(f"environments {uneven[0]} is not a multiple of num-nominal {options.num_nominal}")
     rows = []
-    for count in progress(options.environments, "measuring"):
+    for count in options.environments:
         rendered = _peak(replace(options, obs="pixels"), count, 0, 0)
         physics = _peak(replace(options, obs="pixels"), options.num_nominal, count // options.num_nominal - 1, 0)
         rows.append({"environments": count, "rendered": rendered["peak_mb"], "physics_only": physics["peak_mb"]})

@@ -169,9 +169,11 @@ def evaluate(argv: Argv) -> int:
     options = parse(EvalOptions, rest, "sdpg eval RUN")
     if run is None:
         raise SdpgError("which run? sdpg eval RUN (the folder that `sdpg train` printed)")
+    from sdpg.display import progress
     from sdpg.evaluate import evaluate as evaluate_run
 
-    result = evaluate_run(run, options.episodes, options.seed, options.checkpoint, options.threads)
+    watch = progress("episodes")
+    result = evaluate_run(run, options.episodes, options.seed, options.checkpoint, options.threads, watch)
     if options.write is not None:
         write_json(options.write, result)
     if options.json:

@@ -56,13 +56,14 @@ def play(argv: Argv) -> int:
     if options.episodes < 1:
         raise SdpgError("episodes must be at least 1")
     from sdpg import video
+    from sdpg.display import progress
 
     if options.policy is None:
         policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed)
     else:
         policy, env = video.simple_policy(options.policy, subject, options.seed)
     result: dict[str, Any] = {}
-    pictures = video.frames(policy, env, options.episodes, options.size, result)
+    pictures = video.frames(policy, env, options.episodes, options.size, result, progress("filming"))
     stride = video.frame_stride(env)
     target = Path(options.frames or options.video or "out.mp4")
     if options.frames is not None:
