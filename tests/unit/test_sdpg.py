@@ -276,9 +276,10 @@ def test_entropy_regularisation_pushes_the_log_std_up() -> None:
 
 
 @pytest.mark.parametrize(("target_std", "sign"), [(0.15, -1), (5.0, 1)])
-def test_auto_temperature(target_std: float, sign: int) -> None:
+@pytest.mark.parametrize("use", ["entropy", "soft_critic"])
+def test_auto_temperature(use: str, target_std: float, sign: int) -> None:
     """L = exp(log alpha) * mean(std - target): a std above the target lowers the temperature, one below raises it."""
-    algo, env = _make(entropy=True, auto_temperature=True, target_std=target_std, initial_std=1.0)
+    algo, env = _make(**{use: True}, auto_temperature=True, target_std=target_std, initial_std=1.0)
     before = algo.log_temperature.item()
     metrics = _iterate(algo, env)
     assert sign * (algo.log_temperature.item() - before) > 0

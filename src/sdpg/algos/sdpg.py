@@ -383,7 +383,7 @@ class Sdpg(Algorithm):
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
         cfg, norm = self.cfg, 0.0
-        if cfg.auto_temperature and cfg.entropy:
+        if cfg.auto_temperature and (cfg.entropy or cfg.soft_critic):  # whoever uses it
             excess = (rollout.log_std.exp() - cfg.target_std).mean()
             loss = self.log_temperature.exp() * excess / self.group.size
             norm = clipped_step(self.temperature_optimizer, [loss], cfg.temperature_lr, math.inf, self.group)
