@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -103,11 +104,32 @@ def use_threads(threads: int) -> None:
     gives what a pass through a network took back to the system, which zeroes every page when it is asked for it again:
     a fifth of an actor step on pictures. Blocks larger than any of a pass still come from the system: they would leave
     holes."""
+    if threads > default_threads():
+        _refuse_threads_that_can_not_start(threads)
     torch.set_num_threads(threads)
     with suppress(OSError, AttributeError):  # macOS and Windows have no mallopt
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _refuse_threads_that_can_not_start(threads: int) -> None:
+    """Where processes are limited, OpenMP and the engine end in a segmentation fault. So this many are started once, by
+    way of trial: physics, torch, its gradients and pictures have a pool each."""
+    enough = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(4 * threads):
+            thread = threading.Thread(target=enough.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except (RuntimeError, MemoryError) as error:
+        most = max(1, len(started) // 4)
+        raise SdpgError(f"{threads} threads are more than this system lets start; give --threads {most}") from error
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
 
 
 @contextmanager

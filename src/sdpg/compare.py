@@ -20,6 +20,7 @@ import tyro
 from sdpg import curves, runs
 from sdpg.curves import Column, Line
 from sdpg.errors import SdpgError
+from sdpg.ranges import refuse_out_of_range
 from sdpg.runs import RETURN
 
 PANELS = {
@@ -64,8 +65,9 @@ def compare(options: Options, of_the_session: Collection[str] = ()) -> dict[str,
     """Writes both files; what is in them. `of_the_session`: options that do not make another run, such as threads."""
     if not options.runs:
         raise SdpgError("which runs? sdpg compare RUN RUN ... (`sdpg runs` lists them)")
-    if options.smooth < 1:
-        raise SdpgError(f"smooth is {options.smooth}; give at least 1")
+    refuse_out_of_range(vars(options))
+    if options.out.endswith(("/", os.sep)):
+        raise SdpgError(f"out '{options.out}' is a folder; give it a name, such as {options.out}compare")
     found = _load(options.runs, options.metric)
     labels = _groups(found, of_the_session) if options.group else [curve.label for curve in found]
     panels = {axis: _lines(found, labels, axis, options.smooth) for axis in PANELS}

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from sdpg import checkpoint
 from sdpg.algos.sdpg import Sdpg
-from sdpg.build import choose_engine, default_threads, make_env
+from sdpg.build import choose_engine, default_threads, make_env, use_threads
 from sdpg.env import BranchedEnv
-from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict, engine_of
+from sdpg.plan import make_plan
+from sdpg.ranges import refuse_out_of_range
 from sdpg.tasks.base import make_task
 from sdpg.train import restore
 from sdpg.types import Watch
@@ -33,16 +34,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder, on the engine that it was
     trained with; on a GPU if the run allows it and there is one."""
-    if episodes < 1:
-        raise SdpgError(f"episodes is {episodes}; give at least 1")
-    if not 0 <= seed < 2**31:
-        raise SdpgError("seed must be between 0 and 2**31 - 1")
+    refuse_out_of_range({"episodes": episodes, "seed": seed, "threads": threads})
     folder = checkpoint.find(Path(run), which)
     saved = checkpoint.load(folder)
     cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
-    threads = threads or default_threads()
-    torch.set_num_threads(threads)
     engine = choose_engine(engine_of(cfg), "cpu" if cfg.device == "cpu" else "auto")
+    size = replace(cfg, num_auxiliary=0, memory_gb=None, algo=replace(cfg.algo, horizon=1))
+    make_plan(replace(size, sim=engine.sim, device=engine.device)).refuse_episodes_that_do_not_fit()
+    threads = threads or default_threads()
+    use_threads(threads)
     env = make_env(
         make_task(cfg.task),
         episodes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -167,9 +168,9 @@ def _lock(folder: Path) -> IO[bytes]:
 
 
 def cant_write(folder: Path, error: OSError) -> SdpgError:
-    return SdpgError(
-        f"can't write the run folder '{folder}': {error.strerror or error}; free some space or give --run DIR"
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    fix = "free some space, or give another --run" if full else "give --run a folder that can be written"
+    return SdpgError(f"can't write the run folder '{folder}': {error.strerror or error}; {fix}")
 
 
 # --- options of a run that was saved ----------------------------------------------------------------------------------

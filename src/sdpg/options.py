@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import re
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sdpg.errors import SdpgError
+from sdpg.ranges import refuse_out_of_range
 
 Options = TypeVar("Options")
 Argv = Sequence[str]
@@ -41,6 +43,9 @@ def parse(kind: type[Options], argv: Argv, prog: str, default: Options | None = 
     if unknown:
         known = re.findall(r"--[a-z][\w.-]*", run(["--help"])[1])
         raise SdpgError(f"{_unknown_option(unknown[0], known)} (see {prog} --help)")
+    for part in (options, *vars(options).values()):  # and those that another dataclass brought along
+        if dataclasses.is_dataclass(part):
+            refuse_out_of_range(vars(part))
     return options
 
 
@@ -50,7 +55,21 @@ def _one_line(box: str) -> str:
     rules = [i for i, line in enumerate(lines) if line and set(line) <= set("-─")]
     if len(rules) >= 2:
         lines = lines[rules[0] + 1 : rules[1]]
-    return " ".join(line for line in lines if line).rstrip(".") or "these options can't be read"
+    text = " ".join(line for line in lines if line).rstrip(".") or "these options can't be read"
+    wrong = re.match(r"Error parsing (--\S+): (.*)", text)
+    if wrong is None:
+        return text
+    option, reason = wrong.groups()
+    given = re.search(r"instantiated from \[(.*?)\]\.|arguments: \[(.*?)\]|: ('[^']*')$", reason)
+    value = next(filter(None, given.groups()), "").replace("', '", " ") if given else ""
+    wanted = _KINDS.get(next(iter(re.findall(r"FLOAT FLOAT|INT|FLOAT|int\(\)|to float", reason)), ""))
+    if not value:
+        return f"{option}: {reason}"
+    return f"{option} must be {wanted}, not {value}" if wanted else f"{option} can't be {value}"
+
+
+_KINDS = {"FLOAT FLOAT": "two numbers"} | dict.fromkeys(["INT", "int()"], "a whole number")
+_KINDS |= dict.fromkeys(["FLOAT", "to float"], "a number")
 
 
 def _unknown_option(given: str, known: list[str]) -> str:
@@ -65,9 +84,9 @@ def _unknown_option(given: str, known: list[str]) -> str:
 
 
 def positional(argv: Argv) -> tuple[str | None, list[str]]:
-    """A first argument that is not an option, and the rest."""
+    """A first argument that is not an option, and the rest. An empty one, as of a variable that is not set, is none."""
     if argv and not argv[0].startswith("-"):
-        return argv[0], list(argv[1:])
+        return argv[0] or None, list(argv[1:])
     return None, list(argv)
 
 

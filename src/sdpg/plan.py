@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,21 @@ class Plan:
         }
 
     def refuse_what_does_not_fit(self) -> None:
-        if self.limit is None or self.total <= self.limit:
-            return
         largest = self.largest * self.ranks
         fix = f"give --num-nominal {largest} or less" if largest else "give fewer --num-auxiliary"
         who = "this run" if self.ranks == 1 else f"each of the {self.ranks} ranks"
-        raise SdpgError(
-            f"{who} would take about {self.total / GB:.1f} GB of memory and may have {self.limit / GB:.1f} GB; "
-            f"{fix}, or set --memory-gb if you know better"
-        )
+        self._refuse(who, f"{fix}, or set --memory-gb if you know better")
+
+    def refuse_episodes_that_do_not_fit(self) -> None:
+        """Of an evaluation: worlds that are stepped and seen, of whom nothing is kept."""
+        kept = {name: size for name, size in self.per_nominal.items() if name not in ("segment", "history")}
+        plan = replace(self, per_nominal=kept)
+        plan._refuse("this evaluation", f"give --episodes {max(1, plan.largest)} or less")
+
+    def _refuse(self, who: str, fix: str) -> None:
+        if self.limit is not None and self.total > self.limit:
+            needs, has = self.total / GB, self.limit / GB
+            raise SdpgError(f"{who} would take about {needs:.1f} GB of memory and may have {has:.1f} GB; {fix}")
 
 
 def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:

@@ -163,6 +163,10 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
     """H.264 in an mp4; the number of pictures. Written aside: an earlier film stays until this one is whole."""
     import imageio_ffmpeg
 
+    if path.is_dir():
+        raise SdpgError(
+            f"'{path}' is a folder; give --video a file in it, such as {path / 'out.mp4'}, or --frames {path}"
+        )
     first = next(pictures)
     aside = path.with_name(f".{path.name}")
     count = 0
@@ -200,7 +204,10 @@ def write_frames(folder: Path, pictures: Iterator[np.ndarray]) -> int:
     """PNG files 00000.png, 00001.png ...; their number."""
     from PIL import Image
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise SdpgError(f"'{folder}' is a file; give --frames a folder") from error
     count = 0
     for count, picture in enumerate(pictures, 1):
         Image.fromarray(picture).save(folder / f"{count - 1:05}.png")

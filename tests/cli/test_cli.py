@@ -384,7 +384,7 @@ def test_bad_runs(run: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "holds no checkpoint" in _refused(capsys, "eval", empty)
     assert "no config.json" in _refused(capsys, "train", "--resume", empty)
     assert "is not last, best or an iteration" in _refused(capsys, "eval", str(run), "--checkpoint", "first")
-    assert "episodes is 0" in _refused(capsys, "eval", str(run), "--episodes", "0")
+    assert "episodes must be at least 1" in _refused(capsys, "eval", str(run), "--episodes", "0")
     (tmp_path / "file").write_text("")
     assert "can't write" in _refused(
         capsys, "eval", str(run), "--episodes", "1", "--write", str(tmp_path / "file" / "x.json")

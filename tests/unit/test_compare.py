@@ -210,7 +210,9 @@ def test_bad_input_in_plain_words(tmp_path: Path, three: list[Path]) -> None:
             compare(Options(**({"runs": tuple(three), "out": str(tmp_path / "never")} | options)))
 
     refused("which runs", runs=())
-    refused("smooth is 0", smooth=0)
+    refused("smooth must be at least 1, not 0", smooth=0)
+    refused("out must not be empty", out="")
+    refused("'deep/' is a folder; .*deep/compare", out="deep/")
     refused("given twice", runs=(three[0], three[0] / ".." / "one"))
     refused("no run folder", runs=(tmp_path / "nowhere",))
     refused("did you mean Train/mean_reward", metric="Train/mean_rewards")

@@ -47,7 +47,7 @@ def test_a_checkpoint_folder_alone_can_be_evaluated(run: Path, tmp_path: Path) -
 
 
 def test_bad_requests_are_refused(run: Path) -> None:
-    with pytest.raises(SdpgError, match="episodes is 0"):
+    with pytest.raises(SdpgError, match="episodes must be at least 1"):
         evaluate(run, episodes=0)
     with pytest.raises(SdpgError, match="seed must be"):
         evaluate(run, seed=-1)

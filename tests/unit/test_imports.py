@@ -10,7 +10,7 @@ import pytest
 from conftest import SRC
 
 LAYERS = [
-    {"types", "rng", "errors", "distributed", "warp_engine"},
+    {"types", "rng", "errors", "ranges", "distributed", "warp_engine"},
     {"sim", "render", "nn", "tasks"},  # do not see each other
     {"env"},
     {"algos"},

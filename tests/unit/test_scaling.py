@@ -219,8 +219,8 @@ def test_mistakes_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "page.md").write_text("no marks")
     for arguments, words in {
         "carpole": "unknown task 'carpole'",
-        "cartpole --rounds 0": "rounds is 0; give at least 1",
-        "cartpole --threads 4096": "threads is 4096; give 1 to",
+        "cartpole --rounds 0": "rounds must be at least 1, not 0",
+        "cartpole --threads 1000": "threads is 1000; give 1 to",
         "cartpole --obs sound": "obs",
         f"--of {tmp_path}/other.json": "not a result of sdpg bench scaling",
         f"--of {tmp_path}/torn.json": "not a JSON result",

@@ -242,7 +242,7 @@ def test_view_says_where_and_how_to_tunnel(run: Path, capsys: pytest.CaptureFixt
         (["view", "nowhere"], "no run folder"),
         (["view", "nosuchtask", "--policy", "zero"], "unknown task"),
         (["view", "hopper", "--policy", "zero", "--size", "8"], "size must be"),
-        (["view", "hopper", "--policy", "zero", "--port", "99999"], "--port"),
+        (["view", "hopper", "--policy", "zero", "--port", "99999"], "port must be between 0 and 65535"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,8 +128,6 @@ def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[S
 
 
 def measure(options: Options) -> dict[str, Any]:
-    if options.rounds < 1:
-        raise SdpgError(f"rounds is {options.rounds}; give at least 1")
     cores = default_threads()
     threads = options.threads or cores
     if not 1 <= threads <= cores:

@@ -27,12 +27,10 @@ class _Watch:
     """"last", "best", or an iteration."""
 
 
-def _subject(verb: str, subject: str | None, options: _Watch) -> str:
-    """RUN or TASK, once it is there and the options are sound."""
+def _subject(verb: str, subject: str | None) -> str:
+    """RUN or TASK."""
     if subject is None:
         raise SdpgError(f"which run? sdpg {verb} RUN (what `sdpg train` printed), or sdpg {verb} TASK --policy random")
-    if not 64 <= options.size <= 2160:
-        raise SdpgError("size must be between 64 and 2160")
     return subject
 
 
@@ -52,9 +50,7 @@ class PlayOptions(_Watch):
 def play(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(PlayOptions, rest, "sdpg play RUN")
-    subject = _subject("play", subject, options)
-    if options.episodes < 1:
-        raise SdpgError("episodes must be at least 1")
+    subject = _subject("play", subject)
     from sdpg import video
     from sdpg.display import progress
 
@@ -95,7 +91,7 @@ class ViewOptions(_Watch):
 def view(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(ViewOptions, rest, "sdpg view RUN")
-    subject = _subject("view", subject, options)
+    subject = _subject("view", subject)
     from sdpg import view as viewing
     from sdpg.train import stop_on_signals
 
@@ -133,8 +129,6 @@ def replay(argv: Argv) -> int:
     options = parse(ReplayOptions, rest, "sdpg replay DUMP")
     if path is None:
         raise SdpgError("which dump? sdpg replay DUMP (a file in the folder bad/ of a run)")
-    if not 64 <= options.size <= 2160:
-        raise SdpgError("size must be between 64 and 2160")
     from sdpg import quarantine, video
     from sdpg import replay as replaying
 
