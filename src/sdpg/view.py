@@ -323,17 +323,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"  # one connection for all pictures
     disable_nagle_algorithm = True  # else every picture waits 40 ms for an acknowledgement
+    timeout = 30.0  # seconds that a connection may be silent: each holds a thread
     server: Server
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        if not self._from_here():
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:
+            return self._answer(400, f"{error}\n".encode())
+        if not self._from_here(link=url.path == "/"):
             return
         if url.path == "/":
             self._answer(200, PAGE.read_bytes(), "text/html; charset=utf-8")
         elif url.path == "/shot":
-            after = parse_qs(url.query).get("after", ["-1"])[0]
-            shot = self._show.shot(int(after) if after.isdecimal() else -1)
+            shot = self._show.shot(_number(parse_qs(url.query).get("after", [""])[0]))
             if shot is None:
                 self._answer(204)
             else:
@@ -342,11 +345,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"nothing here; the page is /\n")
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length) > 1000:
+        length = _number(self.headers.get("Content-Length", "0"))
+        if not 0 <= length <= 1000 or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # it stays unread
             return self._answer(413, b"too long\n")
-        body = self.rfile.read(int(length))  # before anything is answered: what is left unread breaks the connection
+        body = self.rfile.read(length)  # before anything is answered: what is left unread breaks the connection
         if not self._from_here():
             return
         if self.path in ("/restart", "/step"):
@@ -368,10 +371,14 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.server.show is not None
         return self.server.show
 
-    def _from_here(self) -> bool:
-        """Other sites that the user's browser has open can reach this address too: they have no business here."""
+    def _from_here(self, link: bool = False) -> bool:
+        """Other sites that the user's browser has open can reach this address too: they have no business here. Browsers
+        tell where a request comes from, if not by Origin. A `link` may be followed from anywhere, by the user."""
         host = self.headers.get("Host", "")
         same = self.headers.get("Origin", f"http://{host}") == f"http://{host}"
+        same &= self.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none") or (
+            link and self.headers.get("Sec-Fetch-Dest") == "document"
+        )
         if same and host.partition(":")[0] in ("localhost", HOST):
             return True
         self._answer(403, f"open http://localhost:{self.server.port}/ instead\n".encode())
@@ -396,6 +403,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Only the command line prints."""
+
+
+def _number(text: str) -> int:
+    """A count as it stands in a request; -1 if it is none, or longer than any."""
+    return int(text) if text.isdecimal() and len(text) < 16 else -1
 
 
 def open_page(url: str) -> None:

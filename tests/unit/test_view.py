@@ -30,7 +30,7 @@ from sdpg.cli import main
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.train import train
-from sdpg.view import Controls, Crane, Server, Show, Source
+from sdpg.view import Controls, Crane, Server, Show, Source, _Handler
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZE = 96
@@ -207,6 +207,11 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
     [
         ("GET", "/", None, {"Host": "evil.example:8080"}, 403),  # a name that was made to point here
         ("POST", "/set", {"paused": True}, {"Origin": "http://evil.example"}, 403),  # a page of another site
+        ("GET", "/shot", None, {"Sec-Fetch-Site": "cross-site"}, 403),  # a picture in another site's page
+        ("GET", "/", None, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}, 403),
+        ("POST", "/restart", None, {"Sec-Fetch-Site": "same-site"}, 403),  # another port of this machine
+        ("POST", "/set", None, {"Content-Length": "9" * 5000}, 413),
+        ("POST", "/set", None, {"Transfer-Encoding": "chunked"}, 413),
         ("POST", "/set", {"speed": "fast"}, {}, 400),
         ("POST", "/set", {"speed": 10**400}, {}, 400),
         ("POST", "/set", [1], {}, 400),
@@ -222,6 +227,30 @@ def test_strangers_and_nonsense_are_refused(
     answer, text = ask(server, method, path, body, **headers)
     assert answer.status == status and text.count(b"\n") == 1
     assert look(server)["controls"] == look(server)["controls"] | {"paused": False, "speed": 1.0}
+
+
+def test_a_link_may_be_followed_and_a_silly_number_is_none(present: Callable[[Source], Server]) -> None:
+    server = present(Source.find("cartpole", "zero", "last", seed=5))
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert ask(server, "GET", "/", **followed)[0].status == 200
+    assert ask(server, "GET", "/shot", **followed)[0].status == 403
+    assert ask(server, "GET", "/shot", **{"Sec-Fetch-Site": "same-origin"})[0].status == 200
+    assert look(server, "9" * 5000)["title"] == "the <title>"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_connection_that_falls_silent_is_closed(
+    present: Callable[[Source], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _Handler.timeout is not None and _Handler.timeout <= 60
+    monkeypatch.setattr(_Handler, "timeout", 0.05)
+    server = present(Source.find("cartpole", "zero", "last", seed=5))
+    for beginning in (b"", b"GET /sho", b"POST /set HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(beginning)
+            assert connection.recv(100) == b""
 
 
 # --- the verb
