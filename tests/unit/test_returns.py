@@ -93,14 +93,35 @@ def test_one_return_per_stretch() -> None:
     assert _list(segment_returns(REWARD, VALUE, GOES_ON, 0.5)) == [7.0, 7.0, 7.0]
 
 
+def test_one_return_per_stretch_is_compared_with_the_nominals_of_the_same_stretch() -> None:
+    # Two rows with the same numbers, nominal and auxiliary. After step 1 the auxiliary terminates; in row 1 the
+    # nominal's time is up as well, and both begin anew.
+    #
+    # return-to-go of       t = 3              2               1               0
+    #   nominal, row 0:     8 + 0.5 * 16 = 16  4 + 0.5 * 16 = 12  2 + 0.5 * 12 = 8   1 + 0.5 * 8 = 5
+    #   nominal, row 1:     16                 12              2 + 0.5 * 20 = 12  1 + 0.5 * 12 = 7
+    #   auxiliary, both:    6 + 0.5 * 16 = 14  4 + 0.5 * 14 = 11  0                  1 + 0.5 * 0 = 1
+    #
+    # differences            steps 0, 1      steps 2, 3
+    #   row 0:               1 - 5 = -4      11 - 12 = -1, not 11 - 5 = 6: from 2 on it was worse than its nominal
+    #   row 1:               1 - 7 = -6      11 - 12 = -1
+    reward = torch.tensor([[1.0, 1.0], [2.0, 0.0], [4.0, 4.0], [8.0, 6.0]])[:, None].repeat(1, 2, 1)  # (T, N, K)
+    value = torch.tensor([[0.0, 0.0], [20.0, 0.0], [0.0, 0.0], [16.0, 16.0]])[:, None].repeat(1, 2, 1)
+    done = torch.zeros(4, 2, 2, dtype=torch.bool)
+    done[1, :, 1] = done[1, 1, 0] = done[3] = True
+    returns = segment_returns(reward, value, done, 0.5)
+    assert (returns[..., 1] - returns[..., 0]).T.tolist() == [[-4.0, -4.0, -1.0, -1.0], [-6.0, -6.0, -1.0, -1.0]]
+    assert returns[..., 0].T.tolist() == [[5.0, 5.0, 5.0, 5.0], [7.0, 7.0, 12.0, 12.0]]
+
+
 def test_branches_do_not_mix() -> None:
     torch.manual_seed(1)
     reward, value = torch.randn(2, 6, 2, 4)
     done = torch.rand(6, 2, 4) < 0.3
     for function in (lambda r, v, d: lambda_returns(r, v, d, 0.9, 0.8), lambda r, v, d: segment_returns(r, v, d, 0.9)):
         whole = function(reward, value, done)
-        part = function(reward[:, 1:, 2:3], value[:, 1:, 2:3], done[:, 1:, 2:3])
-        assert torch.equal(whole[:, 1:, 2:3], part)
+        part = function(*(x[:, 1:, [0, 2]] for x in (reward, value, done)))
+        assert torch.equal(whole[:, 1:, [0, 2]], part)
 
 
 def test_a_failure_spoils_what_led_to_it_and_nothing_after() -> None:

@@ -26,12 +26,20 @@ def lambda_returns(reward: Tensor, next_value: Tensor, done: Tensor, gamma: floa
 
 
 def segment_returns(reward: Tensor, next_value: Tensor, done: Tensor, gamma: float) -> Tensor:
-    """One discounted return per stretch between restarts, the same at each of its steps (no causality)."""
+    """One discounted return per stretch between restarts, the same at each of its steps (no causality).
+
+    An auxiliary that restarted at s, where it became its nominal, is compared with what the nominal earned from s on:
+
+        J^j = J^0 + (J_s^j - J_s^0)        J^0 the nominal's return of its whole stretch, J_s a return-to-go
+
+    (T, N, K) each, the nominal first. It never restarts alone, so at s its own stretch has not ended.
+    """
     to_go = lambda_returns(reward, next_value, done, gamma, lam=1.0)
-    returns = to_go.clone()
+    difference, nominal = to_go - to_go[..., :1], to_go[..., :1].clone()
     for t in range(1, reward.shape[0]):
-        returns[t] = torch.where(done[t - 1], to_go[t], returns[t - 1])
-    return returns
+        difference[t] = torch.where(done[t - 1], difference[t], difference[t - 1])
+        nominal[t] = torch.where(done[t - 1, :, :1], nominal[t], nominal[t - 1])
+    return nominal + difference
 
 
 def unspoiled(failed: Tensor, done: Tensor) -> Tensor:
