@@ -54,7 +54,8 @@ class BranchedEnv:
         rows = first_row + torch.arange(num_nominal, device=self.device)
         self.rows = rows  # (N,) global: what a row draws does not depend on how rows are spread over processes
         self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
-        self._memory: Memory = {}
+        self._memory: Memory = {}  # nobody else holds these tensors: restarts write into them
+        self._views: dict[str, Tensor] | None = None  # what the task shows of now, until it is handed out
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
         self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
@@ -63,8 +64,9 @@ class BranchedEnv:
         # What the other ranks have not heard of: step, row, return, length; how many, and steps since they last heard.
         self._news: deque[tuple[int, int, float, int]] = deque(maxlen=WINDOW)
         self._unshared = self._steps = 0
-        self._seen = True  # whether the eyes have looked at the state that the nominals are in now
-        self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)  # (N,) began since they last looked
+        # Since the eyes last looked: whether steps were made, whether episodes began, and in which rows (N,).
+        self._moved = self._begun = False
+        self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)
         self._begin(torch.arange(num_nominal, device=self.device))
 
     @property
@@ -83,7 +85,8 @@ class BranchedEnv:
 
     @property
     def memory(self) -> Memory:
-        return self._memory
+        """What the task remembers: a copy, to look at."""
+        return {name: values.clone() for name, values in self._memory.items()}
 
     def physics(self) -> Physics:
         """The simulator's live fields seen as (N, K, ...)."""
@@ -93,17 +96,20 @@ class BranchedEnv:
     def observe(self) -> Obs:
         """What can be seen now; calling it twice changes nothing."""
         x = self.physics()
-        views = self.task.observe(x, self._memory)
-        sources = {name: self._own(view)[:, 0] for name, view in views.items()}
+        views = self._views or self.task.observe(x, self._memory)
+        self._views = None  # what is handed out is the caller's
+        state = self._own(views["state"])
+        sources = {name: state[:, 0] if name == "state" else self._own(view[:, 0]) for name, view in views.items()}
         if self.eyes is not None:
-            if not self._seen:
-                self.eyes.look(x.qpos[:, 0], self._new)
-                self._seen, self._new = True, torch.zeros_like(self._new)
+            if self._moved or self._begun:
+                self.eyes.look(x.qpos[:, 0], self._new, self._moved)
+                self._moved, self._begun, self._new = False, False, torch.zeros_like(self._new)
             sources |= self.eyes.frames()
-        return Obs(self._own(views["state"]), sources)
+        return Obs(state, sources)
 
     def branch(self) -> None:
         """Column 0 -> columns 1..M, all rows."""
+        self._views = None
         self._branch(torch.arange(self.num_nominal, device=self.device))
 
     def step(self, action: Tensor, ctrl: Tensor | None = None) -> Step:
@@ -119,15 +125,14 @@ class BranchedEnv:
         self._clock += 1
         self._steps += 1
         self._apart[:, 1:] += 1
-        self._seen = False
+        self._moved = True
         x = self.physics()
-        self.terms = task.reward(x, memory, action)  # kept for the logs
+        self.terms = {name: self._own(term) for name, term in task.reward(x, memory, action).items()}  # for the logs
         # One addition after the other: a reduction rounds some columns differently, and branches would not be equal.
         reward = functools.reduce(torch.add, self.terms.values())
         terminated = task.terminated(x, memory)
-        self._memory = task.advance(x, memory, action, self._step_rng)
-        views = task.observe(x, self._memory)
-        state = self._own(views["state"])
+        self._memory = self._taken_over(task.advance(x, memory, action, self._step_rng), action)
+        self._views = views = task.observe(x, self._memory)
         numbers = [torch.cat((x.qpos, x.qvel), dim=-1), *(view for view in views.values() if view.is_floating_point())]
         # A maximum with NaN in it is NaN, which is not below any bound.
         failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
@@ -135,7 +140,7 @@ class BranchedEnv:
             self.watch(before, action, ctrl, failed)
         # Without a look at whether there are any: on a GPU it would be a wait.
         reward = torch.where(failed, 0.0, reward)
-        state = torch.where(failed[..., None], 0.0, state)
+        state = torch.where(failed[..., None], 0.0, views["state"])
         terminated = terminated | failed
         self._episode_return += reward[:, 0]
         truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
@@ -147,10 +152,13 @@ class BranchedEnv:
         row_done = done[:, 0]  # (N,) a finished nominal takes its whole row along
         copied = done & ~row_done[:, None]
         any_row, any_copied = torch.stack((row_done.any(), copied.any())).tolist()  # one wait for the device, not two
+        if any_row or any_copied:
+            self._views = None
         if any_copied:
             row, branch = copied.nonzero().unbind(1)
             self.sim.copy(self._worlds[row, 0], self._worlds[row, branch])
-            self._memory = {name: _masked_copy(values, copied) for name, values in self._memory.items()}
+            for values in self._memory.values():
+                values[row, branch] = values[row, 0]
             self._apart.masked_fill_(copied, 0)
         if any_row:
             rows = row_done.nonzero()[:, 0]
@@ -196,52 +204,73 @@ class BranchedEnv:
         return mine | memory | {f"sim.{name}": values for name, values in sim.items()}
 
     def load_column(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse, for a grid with K = 1."""
+        """The inverse, into column 0, with every row branched."""
+
+        def branched(values: Tensor) -> Tensor:  # (N, ...) -> (E, ...), a copy
+            return values.to(self.device).repeat_interleave(self.num_branches, dim=0)
+
         self._clock.copy_(state["clock"])
         self._step_rng.counter.copy_(state["step_rng"])
-        self._memory = {name: state[f"memory.{name}"][:, None].to(self.device) for name in self._memory}
-        self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
-        self._seen = False
+        self._memory = {name: branched(state[f"memory.{name}"]).unflatten(0, self.grid) for name in self._memory}
+        sim = {name: values for name, values in state.items() if name.startswith("sim.")}
+        self.sim.load_state_dict({name.removeprefix("sim."): branched(values) for name, values in sim.items()})
+        self._apart.zero_()
+        self._moved, self._views = True, None
 
     def complaint(self, row: int, branch: int) -> str:
         """What the engine said of a world in the last step; "" if nothing."""
         return self.sim.complaint(int(self._worlds[row, branch]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that decides how the environment goes on; `join_rows` puts those of several ranks together."""
-        finished = torch.tensor(self._last_episodes(), dtype=torch.float64).view(-1, 2)
-        mine = {
-            "clock": self._clock.clone(),
+        """Everything that decides how the environment goes on from the next `branch`, and so the nominal worlds only;
+        `join_rows` puts those of several ranks together."""
+        mine = self.column(0) | {
             "episode_return": self._episode_return.clone(),
             "start_rng": self._start_rng.counter.clone(),
-            "step_rng": self._step_rng.counter.clone(),
-            "finished": finished,
+            "finished": torch.tensor(self._last_episodes(), dtype=torch.float64).view(-1, 2),
             "episodes": torch.tensor(self.episodes),
         }
-        memory = {f"memory.{name}": values.contiguous() for name, values in self._memory.items()}
         if self.eyes is not None:
-            eyes = {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
-            mine |= eyes | {"seen": torch.tensor(self._seen), "new": self._new.clone()}
-        return mine | memory | {f"sim.{name}": values for name, values in self.sim.state_dict().items()}
+            mine |= {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
+            mine |= {"seen": torch.tensor(not self._moved), "new": self._new.clone()}
+        return mine
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._clock.copy_(state["clock"])
+        """The inverse, with every row branched."""
         self._episode_return.copy_(state["episode_return"])
         self._start_rng.counter.copy_(state["start_rng"])
-        self._step_rng.counter.copy_(state["step_rng"])
         self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
         self._episodes = int(state["episodes"])
         self._forget_news()
-        self._memory = {name: state[f"memory.{name}"].to(self.device) for name in self._memory}
+        self.load_column({name: self._of_nominals(name, values) for name, values in state.items()})
         if self.eyes is not None:
             self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
-            self._seen, self._new = bool(state["seen"]), state["new"].to(self.device).clone()
-        self.sim.load_state_dict({k.removeprefix("sim."): v for k, v in state.items() if k.startswith("sim.")})
+            self._moved, self._new = not state["seen"], state["new"].to(self.device, copy=True)
+            self._begun = bool(self._new.any())
+
+    def _of_nominals(self, name: str, values: Tensor) -> Tensor:
+        """A part of a state -> (N, ...) of the nominal worlds. Older checkpoints have all worlds: (E, ...), memory
+        (N, K, ...)."""
+        if name.startswith("sim."):
+            return values.reshape(self.num_nominal, -1, *values.shape[1:])[:, 0]
+        all_worlds = name.startswith("memory.") and values.dim() == self._memory[name.removeprefix("memory.")].dim()
+        return values[:, 0] if all_worlds else values
 
     def _own(self, view: Tensor) -> Tensor:
-        """A copy if `view` is live physics, which the next step or restart overwrites."""
-        live = {values.untyped_storage().data_ptr() for values in self.sim.fields.values()}
-        return view.clone() if view.untyped_storage().data_ptr() in live else view
+        """A copy if `view` is live physics or memory, which the next step or restart overwrites."""
+        live = {_storage(values) for values in (*self.sim.fields.values(), *self._memory.values())}
+        return view.clone() if _storage(view) in live else view
+
+    def _taken_over(self, memory: Memory, action: Tensor) -> Memory:
+        """What `advance` returned, as tensors that restarts may write into: copies of those that are live physics or
+        the caller's action, that go by two names, or in which one number stands for several worlds."""
+        others = {_storage(values) for values in (*self.sim.fields.values(), action)}
+        mine = {}
+        for name, values in memory.items():
+            shared = _storage(values) in others or not values.is_contiguous()
+            others.add(_storage(values))
+            mine[name] = values.clone(memory_format=torch.contiguous_format) if shared else values
+        return mine
 
     def _begin(self, rows: Tensor) -> None:
         """Fresh episodes in `rows` (n,), every branch of them."""
@@ -261,12 +290,10 @@ class BranchedEnv:
                 name: torch.zeros(*self.grid, *values.shape[1:], dtype=values.dtype, device=self.device)
                 for name, values in start.memory.items()
             }
-        memory = {name: values.clone() for name, values in self._memory.items()}
         for name, values in start.memory.items():
-            memory[name][rows, 0] = values
-        self._memory = memory
+            self._memory[name][rows, 0] = values
         self._clock[rows] = 0
-        self._seen, self._new[rows] = False, True
+        self._begun, self._new[rows] = True, True
         self._episode_return[rows] = 0.0
         self._branch(rows)
 
@@ -277,10 +304,8 @@ class BranchedEnv:
         dst = self._worlds[rows, 1:]  # (n, M)
         src = self._worlds[rows, :1].expand_as(dst)
         self.sim.copy(src.flatten(), dst.flatten())
-        memory = {name: values.clone() for name, values in self._memory.items()}
-        for values in memory.values():
+        for values in self._memory.values():
             values[rows, 1:] = values[rows, :1]
-        self._memory = memory
 
     def _finish(self, rows: Tensor) -> None:
         ended = torch.stack((self.rows[rows].double(), self._episode_return[rows].double(), self._clock[rows].double()))
@@ -289,11 +314,11 @@ class BranchedEnv:
         self._unshared += len(rows)
 
 
-_OF_ALL = ("finished", "episodes", "seen")  # in a state: alike on every rank; all else has an axis of rows or worlds
+_OF_ALL = ("finished", "episodes", "seen")  # in a state: alike on every rank; all else has an axis of rows
 
 
 def join_rows(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """`state_dict`s of all ranks -> that of one process with all rows. A row's worlds follow each other, too."""
+    """`state_dict`s of all ranks -> that of one process with all rows."""
     if len(states) == 1:
         return states[0]
     return {
@@ -316,7 +341,6 @@ def _largest(values: Tensor) -> Tensor:
     return values.reshape(*values.shape[:2], -1).abs().amax(-1)
 
 
-def _masked_copy(values: Tensor, copied: Tensor) -> Tensor:
-    """`values` (N, K, ...) with the branches marked in `copied` (N, K) set to their row's nominal, as a new tensor."""
-    mask = copied.view(*copied.shape, *(1,) * (values.dim() - 2))
-    return torch.where(mask, values[:, :1], values)
+def _storage(values: Tensor) -> int:
+    """The same number for all tensors that share memory."""
+    return values.untyped_storage().data_ptr()

@@ -124,7 +124,7 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
 def _world_bytes(task: Task, model: mujoco.MjModel, wide: int) -> tuple[int, int]:
     """Of a world with numbers of `wide` bytes, and of each of its steps in a segment."""
     integration = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    rows = wide * 3 * integration  # the rows, and copies of them when branching and when saving
+    rows = wide * 3 * integration  # the rows, and copies of them when branching and when a run is resumed
     d, a = task.state_size, task.action_size
     # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic. Noise, flags.
     return rows, 4 * (6 * d + 3 * a) + 64

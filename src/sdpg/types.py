@@ -80,7 +80,7 @@ class Rollout:
     """One segment of T steps."""
 
     state: Tensor  # (T, N, K, D) before the step
-    sources: Mapping[str, Tensor]  # name -> (T, N, ...) what the policy saw
+    sources: Mapping[str, Tensor]  # name -> (T, N, ...) what the policy saw; the next segment is written there
     mean: Tensor  # (T, N, A) of the Gaussian, within its bounds
     log_std: Tensor  # (T, N, A)
     noise: Tensor  # (T, N, K, A) standard normal, 0 for the nominal

@@ -333,6 +333,8 @@ def test_a_restored_environment_goes_on_identically() -> None:
     _advance(env, 30)
     fresh._start_rng, fresh._step_rng = _block_env()._start_rng, _block_env()._step_rng  # the seed belongs to the run
     fresh.load_state_dict(env.state_dict())
+    env.branch()  # auxiliaries are not saved: a segment begins with this
+    assert not fresh.apart.any()
     assert env.mean_episode() == fresh.mean_episode() or env.episodes == 0
     for t in range(60):
         a, b = env.step(_action(env, t)), fresh.step(_action(env, t))
@@ -341,6 +343,110 @@ def test_a_restored_environment_goes_on_identically() -> None:
         fresh.restart(b)
     assert torch.equal(env.clock, fresh.clock) and env.episodes == fresh.episodes > 0
     assert env.mean_episode() == fresh.mean_episode()
+
+
+def test_a_state_has_the_nominal_worlds_only_and_one_of_all_worlds_is_read_too() -> None:
+    """Older checkpoints have the auxiliaries: (E, ...) of the engine, (N, K, ...) of memory."""
+    env, new, old = (_block_env() for _ in range(3))
+    _advance(env, 30)
+    state = env.state_dict()
+    named = {f"memory.{name}": values for name, values in env.memory.items()}
+    everyone = {f"sim.{name}": values for name, values in env.sim.state_dict().items()}
+    assert all(len(state[name]) == 3 for name in everyone) and all(len(values) == 15 for values in everyone.values())
+    assert all(state[name].shape == values[:, 0].shape for name, values in named.items())
+    new.load_state_dict(state)
+    old.load_state_dict(state | named | everyone)
+    env.branch()
+    for t in range(60):
+        steps = [each.step(_action(env, t)) for each in (env, new, old)]
+        for step in steps[1:]:
+            assert torch.equal(step.reward, steps[0].reward) and torch.equal(step.state, steps[0].state), t
+        for each, step in zip((env, new, old), steps, strict=True):
+            each.restart(step)
+
+
+class _Careless(ToyTask):
+    """Shows and returns its memory, the physics and the action themselves, not copies of them; counts its looks."""
+
+    looks = 0
+
+    def start(self, rng: RowRng, n: int) -> Start:
+        names = ("goal", "action", "again", "along", "place")
+        memory = {name: torch.full((n, 2 if name == "place" else 1), 100.0 + i) for i, name in enumerate(names)}
+        return Start(rng.normal(2), torch.zeros(n, 0), memory)
+
+    def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
+        return {"goal": memory["goal"][..., 0], "place": x.qpos[..., 0]}
+
+    def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
+        along = rng.normal(1)[:, None].expand(action.shape)  # one number for all branches of a row
+        return memory | {"action": action, "again": action, "along": along, "place": x.qpos}
+
+    def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
+        self.looks += 1
+        return {"state": memory["goal"], "place": x.qpos, "action": memory["action"]}
+
+
+def test_restarts_write_nothing_that_somebody_else_holds() -> None:
+    task = _Careless()
+    env = BranchedEnv(task, task.sim(15), 3)
+    for t in range(4):
+        goals, before = env.memory, env.observe()
+        action = _action(env, t)
+        step = env.step(action)
+        between = env.observe()
+        held = [action, *goals.values(), before.state, between.state, *before.sources.values()]
+        held += [*between.sources.values(), *vars(step).values(), *env.terms.values(), *env.column(0).values()]
+        step.terminated[1, 2] = step.terminated[2, 0] = True  # one is copied, a row begins
+        kept = [values.clone() for values in held]
+        env.restart(step)
+        env.branch()
+        assert all(torch.equal(values, copy) for values, copy in zip(held, kept, strict=True))
+        # By whatever names the task returned a tensor, what it drew for the new episode is remembered by each.
+        assert [values[2, 0, 0].item() for values in env.memory.values()] == [100.0, 101.0, 102.0, 103.0, 104.0]
+        assert torch.equal(env.memory["action"][0, 0], action[0, 0]) and all(_is_branched(env, row) for row in range(3))
+
+
+def test_a_restored_environment_shares_nothing_with_what_it_was_restored_from() -> None:
+    env, other = _block_env(), _block_env()
+    _advance(env, 3)
+    for load, state in ((other.load_state_dict, env.state_dict()), (other.load_column, env.column(0))):
+        kept = {name: values.clone() for name, values in state.items()}
+        load(state)
+        step = other.step(_action(other, 0))
+        step.terminated[:, 0] = True
+        other.restart(step)
+        assert all(torch.equal(values, kept[name]) for name, values in state.items())
+
+
+def test_a_restart_writes_the_rows_that_changed_and_copies_no_memory() -> None:
+    env = _block_env()
+    goal = env._memory["goal"]  # of which advance() returns the same tensor
+    step = env.step(_action(env, 0))
+    previous = env._memory["previous"]
+    step.terminated[1, 2] = step.terminated[2, 0] = True
+    env.restart(step)
+    assert env._memory["goal"] is goal and env._memory["previous"] is previous
+
+
+def test_the_task_is_asked_what_it_shows_once_a_step_and_again_after_a_restart() -> None:
+    task = _Careless()
+    env = BranchedEnv(task, task.sim(15), 3)
+    env.observe()
+    task.looks = 0
+    for t in range(3):
+        step = env.step(_action(env, t))
+        assert not env.restart(step).any()
+        seen = env.observe()
+        assert torch.equal(seen.sources["place"], env.physics().qpos[:, 0])
+    assert task.looks == 3
+    step.terminated[1, 0] = True
+    env.restart(step)
+    assert torch.equal(env.observe().sources["place"], env.physics().qpos[:, 0])
+    env.step(_action(env, 0))
+    env.branch()
+    assert torch.equal(env.observe().state, env.memory["goal"])
+    assert task.looks == 6
 
 
 def test_the_number_of_threads_changes_nothing() -> None:

@@ -97,15 +97,48 @@ def test_a_restarted_row_sees_its_new_episode_only() -> None:
     assert shades == [[1, 1, 2], [102, 102, 102], [201, 201, 202]]
 
 
-def test_frames_are_part_of_the_state() -> None:
+def test_a_look_between_step_and_restart_adds_its_frame_once() -> None:
+    """After the restart, the stack of the row that began is filled; those of the others stay as they were seen."""
     env, _ = _pixel_env()
     env.observe()
-    env.restart(env.step(torch.zeros(3, 3, 1)))
+    step = env.step(torch.zeros(3, 3, 1))
+    last = env.observe().sources["pixels"]  # of the state before the restart
+    kept = last.clone()
+    ended = torch.zeros(3, 3, dtype=torch.bool)
+    ended[1, 0] = True
+    env.restart(replace(step, terminated=ended, truncated=torch.zeros_like(ended)))
+    shades = env.observe().sources["pixels"][:, ::3, 0, 0].tolist()
+    assert shades == [[1, 1, 2], [103, 103, 103], [201, 201, 202]]
+    assert torch.equal(last, kept)
+    env.step(torch.zeros(3, 3, 1))
+    shades = env.observe().sources["pixels"][:, ::3, 0, 0].tolist()
+    assert shades == [[1, 2, 4], [103, 103, 104], [201, 202, 204]]
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_frames_are_part_of_the_state(looked: bool) -> None:
+    """Also of rows that the eyes have not looked at since they began, be it that they looked before the restart."""
+    env, mine = _pixel_env()
+    env.observe()
+    step = env.step(torch.zeros(3, 3, 1))
+    if looked:
+        env.observe()
+    step.terminated[1, 0] = True
+    env.restart(step)
     state = {name: values.clone() for name, values in env.state_dict().items()}  # not looked at yet
     other, renderer = _pixel_env()
     other.load_state_dict(state)
-    renderer.calls = 1
+    renderer.calls = mine.calls
     assert torch.equal(env.observe().sources["pixels"], other.observe().sources["pixels"])
+
+
+def test_pictures_of_all_segments_are_written_to_the_same_place() -> None:
+    env = make_env("cartpole", 3, 2, threads=1, obs="pixels")
+    algo = Sdpg(tiny("cartpole", "pixels").algo, env, ("pixels",))
+    first = algo.collect(env).sources["pixels"]
+    kept = first.clone()
+    second = algo.collect(env).sources["pixels"]
+    assert second.data_ptr() == first.data_ptr() and not torch.equal(second, kept)
 
 
 @pytest.mark.parametrize(("kind", "flat"), [("drqv2", 39200), ("nature", 3136), ("small", 1568)])

@@ -41,7 +41,7 @@ class SdpgCfg:
     lam: float = 0.95
     """TD(lambda) coefficient of the critic's target and, with the eligibility trace, of the actor's return."""
     causal: bool = True
-    """Return-to-go for the actor; off: one return per stretch between restarts."""
+    """Return-to-go for the actor; off: one return per stretch between restarts, against the nominal's from there on."""
     eligibility_trace: bool = True
     """TD(lambda) in the actor's return; off: bootstrap at the end of the segment only."""
     denominator: Literal["sigma", "delta", "none"] = "sigma"
@@ -184,6 +184,7 @@ class Sdpg(Algorithm):
     ):
         self.cfg, self.sources, self.seed, self.group = cfg, sources, seed, group
         self.device = env.device
+        self._seen: dict[str, Tensor] = {}  # source -> (T, N, ...): what the policy saw in the last segment
         # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
@@ -236,29 +237,31 @@ class Sdpg(Algorithm):
 
     @torch.no_grad()
     def collect(self, env: BranchedEnv) -> Rollout:
-        """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches."""
+        """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches.
+
+        What the policy saw is written where that of the last segment was: `rollout.sources` are good until the next
+        `collect`.
+        """
         cfg, k, a = self.cfg, env.num_branches, env.task.action_size
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         env.branch()
         noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
         steps: list[tuple[Tensor, ...]] = []
-        obs = env.observe()
-        seen = {name: obs.sources[name].new_empty(cfg.horizon, *obs.sources[name].shape) for name in self.sources}
         for t in range(cfg.horizon):
             obs = env.observe()
+            for name in self.sources:
+                self._room(name, obs.sources[name])[t] = obs.sources[name]
             mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
             action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
-            for name, views in seen.items():
-                views[t] = obs.sources[name]
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
         return Rollout(
             state=state,
-            sources=seen,
+            sources=dict(self._seen),
             mean=mean,
             log_std=log_std,
             noise=noise,
@@ -268,6 +271,14 @@ class Sdpg(Algorithm):
             done=done,
             failed=failed,
         )
+
+    def _room(self, name: str, view: Tensor) -> Tensor:
+        """Where a segment of a source is written, (T, N, ...): the same memory in every iteration. Pictures take much
+        of it, and memory that is new to the process costs more than what is written there."""
+        shape, room = (self.cfg.horizon, *view.shape), self._seen.get(name)
+        if room is None or room.shape != shape:
+            room = self._seen[name] = view.new_empty(shape)
+        return room
 
     def update(self, rollout: Rollout, total_iterations: int) -> Metrics:
         """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""

@@ -28,15 +28,17 @@ class Eyes:
     def frames(self) -> dict[str, Tensor]:
         return dict(self._frames)
 
-    def look(self, qpos: Tensor, new: Tensor) -> None:
-        """Add a frame of the states qpos (N, nq); rows marked in `new` (N,) get a stack full of it."""
+    def look(self, qpos: Tensor, new: Tensor, moved: bool = True) -> None:
+        """Add a frame of the states qpos (N, nq); rows marked in `new` (N,) get a stack full of it. If nothing `moved`
+        since the last look, the stacks of all other rows stay as they are."""
         images = self.renderer.render(qpos)
         for name, camera in self.cameras.items():
             image = images[camera.name]
             frame = image.depth[:, None] if camera.depth and image.depth is not None else image.rgb  # (N, C, H, W)
             assert frame is not None
             channels = frame.shape[1]
-            stack = torch.cat((self._frames[name][:, channels:], frame), dim=1)
+            old = self._frames[name]
+            stack = torch.cat((old[:, channels:], frame), dim=1) if moved else old.clone()
             if not new.is_cpu:  # to ask a GPU which rows are new takes longer than to go over all of them
                 stack = torch.where(new[:, None, None, None], frame.repeat(1, camera.stack, 1, 1), stack)
             elif new.any():

@@ -58,7 +58,8 @@ class Task(ABC):
         """(N, K) bool: the episode ended for good in the state after the step."""
 
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
-        """The memory after the step, as new tensors. Draws from `rng` have the row first: (N, ...)."""
+        """The memory after the step: new tensors, or those of `memory` that stay as they are. The environment owns them
+        from here on, and restarts write into them. Draws from `rng` have the row first: (N, ...)."""
         return memory
 
     @abstractmethod
