@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdpg.errors import SdpgError
 from sdpg.sim.api import Simulator
 from sdpg.sim.cpu import CpuSim
 from sdpg.sim.toy import ToySim
@@ -164,13 +163,6 @@ def test_fields_are_current(sim: Simulator) -> None:
     check(sim)
     other.load_state_dict(sim.state_dict())
     check(other)
-
-
-@pytest.mark.parametrize("name", ["cfrc_ext", "cfrc_int", "cacc"])
-def test_what_would_not_be_current_is_refused(name: str) -> None:
-    """5., for fields that MuJoCo computes for sensors only."""
-    with pytest.raises(SdpgError, match=name):
-        _cpu(reads=(name,))
 
 
 def test_fields_are_float32_with_the_worlds_first(sim: Simulator) -> None:

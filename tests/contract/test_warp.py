@@ -263,12 +263,6 @@ def test_scenes_that_it_can_not_simulate(option: str, words: str) -> None:
         _sim(model=mujoco.MjModel.from_xml_string(scene))
 
 
-def test_fields_that_it_does_not_have() -> None:
-    for reads in (("nonsense",), ("nefc",), ("efc_force",), ("eq_active",)):
-        with pytest.raises(SdpgError, match=f"'{reads[0]}'.*--sim cpu"):
-            _sim(reads)
-
-
 def test_parameters_that_it_does_not_have() -> None:
     sim = _sim()
     for field in ("geom_type", "nonsense"):

@@ -11,24 +11,14 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
-from sdpg.errors import SdpgError
+from sdpg.sim.reads import stage_of
 
-# Derived fields that need accelerations, hence a full forward pass after the step.
-_ACC_FIELDS = frozenset({"qacc", "qfrc_constraint", "actuator_force", "qfrc_actuator"})
-# MuJoCo computes these for the sensors that need them, and leaves them alone otherwise.
-_SENSORS_ONLY = frozenset({"cfrc_ext", "cfrc_int", "cacc"})
-
-
-def _stage(model: mujoco.MjModel, reads: tuple[str, ...]) -> int:
-    """How far to run the forward pass after a step, so that `reads` belong to the new state."""
-    if not reads:
-        return int(mujoco.mjtStage.mjSTAGE_NONE)
-    for name in sorted(_SENSORS_ONLY & set(reads)):
-        raise SdpgError(f"'{name}' in `reads` would not be current: read a force or contact sensor, or give --sim warp")
-    acc_sensors = "sensordata" in reads and (model.sensor_needstage == int(mujoco.mjtStage.mjSTAGE_ACC)).any()
-    if acc_sensors or _ACC_FIELDS & set(reads):
-        return int(mujoco.mjtStage.mjSTAGE_ACC)
-    return int(mujoco.mjtStage.mjSTAGE_VEL)
+_STAGES = {
+    "state": mujoco.mjtStage.mjSTAGE_NONE,
+    "position": mujoco.mjtStage.mjSTAGE_VEL,  # the next step goes on from there: positions alone are no cheaper
+    "velocity": mujoco.mjtStage.mjSTAGE_VEL,
+    "acceleration": mujoco.mjtStage.mjSTAGE_ACC,
+}
 
 
 def hush() -> None:
@@ -49,7 +39,7 @@ class CpuSim:
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread
-        self._stage = _stage(model, reads)
+        self._stage = int(_STAGES[stage_of(model, reads)])
         self._fresh = self._batch.state[0].copy()  # (S,) the row of a world at rest: what write() starts from
         self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the rows
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")

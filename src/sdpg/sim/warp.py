@@ -17,9 +17,8 @@ more, the step is taken back, the room enlarged, and the step made again. Nothin
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.sim.cpu import hush
+from sdpg.sim.reads import stage_of
 from sdpg.warp_engine import engine, in_order, numbered
 
 # The integration state in MuJoCo's order (mjtState), by the names of `Data`; plugins are not supported by mujoco_warp.
@@ -37,18 +37,6 @@ _STATE = (
 )
 _WATCHED = ("qpos", "qvel", "act", "qacc_warmstart", "ctrl")  # what goes wrong when a world does
 _MAX_VALUE = 1e10  # MuJoCo's mjMAXVAL: beyond it the engine on the CPU warns of a bad state
-
-# Derived fields by what it takes to make them current after a step.
-_KINEMATICS = frozenset(
-    "xpos xquat xmat xipos ximat xanchor xaxis geom_xpos geom_xmat site_xpos site_xmat cam_xpos cam_xmat light_xpos "
-    "light_xdir subtree_com cdof cinert ten_length".split()
-)
-_ACCELERATIONS = frozenset(
-    "qacc qfrc_constraint cfrc_ext cfrc_int cacc actuator_force qfrc_actuator qfrc_smooth qacc_smooth act_dot "
-    "energy".split()
-)
-_AFTER_CONSTRAINTS = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
-_Level = Literal["none", "kinematics", "velocity", "acceleration"]
 
 # Model constants that `mujoco_warp.set_const` derives from others, and the fields of which only some groups depend.
 _CONSTANTS = {
@@ -95,11 +83,11 @@ class WarpSim:
         self.device = numbered(device)
         self._wp, self._mjw = engine()
         self._where = self._wp.device_from_torch(self.device)
-        self._level = _level(model, reads)
+        self._stage = stage_of(model, reads)
         self._graphs: dict[int, Any] = {}  # substeps -> recorded launches; 0: only the derived fields
         self.enlarged = 0  # how often the room had to be
         with in_order(self.device):
-            self._m = self._put_model(reads)
+            self._m = self._put_model()
             contacts, constraints = room or trial(model)
             self._d = self._mjw.make_data(model, num_worlds, naconmax=contacts * num_worlds, njmax=constraints)
             self._peaks = self._wp.zeros(2, dtype=int)  # constraints of a world, contacts of all, since last looked at
@@ -229,17 +217,17 @@ class WarpSim:
         mjw, m, d = self._mjw, self._m, self._d
         for _ in range(substeps):
             mjw.step(m, d)
-        history = self._wp.clone(d.history) if self._level != "none" and self.model.nhistory else None
-        if self._level == "kinematics":
+        history = self._wp.clone(d.history) if self._stage != "state" and self.model.nhistory else None
+        if self._stage == "position":
             mjw.fwd_kinematics(m, d)
-        elif self._level == "velocity":
+        elif self._stage == "velocity":
             mjw.fwd_position(m, d, factorize=False)
             self._note(m, d)
             d.sensordata.zero_()
             mjw.sensor_pos(m, d)
             mjw.fwd_velocity(m, d)
             mjw.sensor_vel(m, d)
-        elif self._level == "acceleration":
+        elif self._stage == "acceleration":
             mjw.forward(m, d)
         if history is not None:  # sensors with a delay were read once too often
             self._wp.copy(d.history, history)
@@ -278,12 +266,12 @@ class WarpSim:
         self.enlarged += 1
 
     def _refresh(self) -> None:
-        if self._level != "none":
+        if self._stage != "state":
             self._run(0)
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
-    def _put_model(self, reads: tuple[str, ...]) -> Any:
+    def _put_model(self) -> Any:
         mjw, flags = self._mjw, self._mjw.OverflowType
         if self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
             raise SdpgError("mujoco_warp: this scene lets bodies sleep, which branches can't copy; disable it")
@@ -293,7 +281,6 @@ class WarpSim:
             raise SdpgError(f"mujoco_warp can't simulate this scene: {error}; give --sim cpu") from error
         m.opt.warn_overflow = False  # `step` tells
         m.opt.deterministic = int(mjw.DeterminismType.ALL if self.deterministic else mjw.DeterminismType.NONE)
-        m.opt.run_rne_postconstraint = bool(_AFTER_CONSTRAINTS & set(reads))
         if self._where.is_cuda:
             m.opt.graph_conditional = self._wp.is_conditional_graph_supported()
         m.callback.control = self._note
@@ -351,12 +338,7 @@ class WarpSim:
 
     def _field(self, name: str) -> Tensor:
         """The same with the shape that MuJoCo gives it."""
-        shape = getattr(getattr(mujoco.MjData(self.model), name, None), "shape", None)
-        known = shape is not None and isinstance(getattr(self._d, name, None), self._wp.array)
-        values = self._bind(name) if known else torch.zeros(0)
-        if not known or not values.is_floating_point() or values.numel() != self.num_worlds * math.prod(shape or ()):
-            raise SdpgError(f"mujoco_warp has no field '{name}' as MuJoCo does; leave it out of `reads`, or --sim cpu")
-        return values.view(self.num_worlds, *(shape or ()))
+        return self._bind(name).view(self.num_worlds, *getattr(mujoco.MjData(self.model), name).shape)
 
 
 def trial(model: mujoco.MjModel) -> tuple[int, int]:
@@ -388,17 +370,6 @@ def _array_bytes(wp: Any, data: Any) -> int:
     values = [getattr(data, spec.name) for spec in dataclasses.fields(data)]
     nested = sum(_array_bytes(wp, value) for value in values if dataclasses.is_dataclass(value))
     return nested + sum(value.capacity for value in values if isinstance(value, wp.array))
-
-
-def _level(model: mujoco.MjModel, reads: tuple[str, ...]) -> _Level:
-    """How much of the forward pass makes `reads` current."""
-    names = set(reads) - {"qpos", "qvel"}
-    acc_sensors = "sensordata" in names and (model.sensor_needstage == int(mujoco.mjtStage.mjSTAGE_ACC)).any()
-    if not names:
-        return "none"
-    if acc_sensors or _ACCELERATIONS & names:
-        return "acceleration"
-    return "kinematics" if names <= _KINEMATICS else "velocity"
 
 
 def _largest(values: Tensor) -> Tensor:
