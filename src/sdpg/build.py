@@ -30,7 +30,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 def compile_scene(task: Task) -> mujoco.MjModel:
     spec = task.scene()
-    spec.option.timestep = task.timestep
+    if task.timestep is not None:
+        spec.option.timestep = task.timestep
     return spec.compile()
 
 

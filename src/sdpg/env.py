@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sdpg.distributed import Group
 from sdpg.errors import SdpgError
+from sdpg.names import Names
 from sdpg.render.stack import Eyes
 from sdpg.rng import RowRng
 from sdpg.sim.api import Simulator
@@ -50,6 +51,7 @@ class BranchedEnv:
         self.watch: Watch | None = None
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
         self.device = sim.device
+        self._names = Names(sim.model, sim.device)
         self._worlds = torch.arange(sim.num_worlds, device=self.device).view(self.grid)  # (N, K) flat ids, only here
         rows = first_row + torch.arange(num_nominal, device=self.device)
         self.rows = rows  # (N,) global: what a row draws does not depend on how rows are spread over processes
@@ -91,7 +93,7 @@ class BranchedEnv:
     def physics(self) -> Physics:
         """The simulator's live fields seen as (N, K, ...)."""
         fields = {name: x.view(*self.grid, *x.shape[1:]) for name, x in self.sim.fields.items()}
-        return Physics(fields.pop("qpos"), fields.pop("qvel"), fields)
+        return Physics(fields.pop("qpos"), fields.pop("qvel"), fields, self._names)
 
     def observe(self) -> Obs:
         """What can be seen now; calling it twice changes nothing."""

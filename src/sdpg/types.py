@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from sdpg.errors import SdpgError
+from sdpg.names import FIELDS, Names
+
 Memory = dict[str, Tensor]
 """What a task remembers of a world beyond its physics: name -> (N, K, ...)."""
 
@@ -28,9 +31,65 @@ class Physics:
     qpos: Tensor  # (N, K, nq)
     qvel: Tensor  # (N, K, nv)
     derived: Mapping[str, Tensor] = field(default_factory=dict)  # the fields named in Task.reads
+    names: Names | None = None  # of the parts of the scene
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.derived[name]  # (N, K, ...)
+        """A field of MjData (N, K, ...), by its name there."""
+        if name not in self.derived:
+            raise SdpgError(f"x['{name}'] is not there: name it in the task's reads, which has {_list(self.derived)}")
+        return self.derived[name]
+
+    def body(self, *names: str) -> Part:
+        return Part(self, "body", names)
+
+    def geom(self, *names: str) -> Part:
+        return Part(self, "geom", names)
+
+    def site(self, *names: str) -> Part:
+        return Part(self, "site", names)
+
+    def joint(self, *names: str) -> Part:
+        return Part(self, "joint", names)
+
+    def actuator(self, *names: str) -> Part:
+        return Part(self, "actuator", names)
+
+    def sensor(self, *names: str) -> Tensor:
+        """(N, K, size) what they measure, one after the other."""
+        return Part(self, "sensor", names).field("data")
+
+
+class Part:
+    """Parts of the scene by name, with MuJoCo's names for what can be asked of them: `x.body("torso").xpos`.
+
+    Poses are (N, K, 3) of one part and (N, K, n, 3) of several; numbers of joints and actuators are (N, K, size), those
+    of several one after the other.
+    """
+
+    __slots__ = ("_kind", "_names", "_x")
+
+    def __init__(self, x: Physics, kind: str, names: tuple[str, ...]):
+        self._x, self._kind, self._names = x, kind, names
+
+    def field(self, name: str) -> Tensor:
+        known, x = FIELDS[self._kind], self._x
+        if name not in known:
+            raise SdpgError(f"a {self._kind} has no '{name}' that can be read; it has {_list(known)}")
+        if x.names is None:
+            raise SdpgError("this physics was made without the names of its scene")
+        source, where = known[name]
+        index = getattr(x.names, where)(*self._names)
+        values = getattr(x, source) if source in ("qpos", "qvel") else x[source]
+        return values[:, :, index]
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.field(name)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 @dataclass(frozen=True)

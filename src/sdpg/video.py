@@ -126,7 +126,7 @@ def frames(
 
 def frame_stride(env: BranchedEnv) -> int:
     """Control steps from one picture to the next."""
-    return max(1, round(1.0 / (env.task.timestep * env.task.substeps) / MAX_FPS))
+    return max(1, round(1.0 / env.task.step_seconds / MAX_FPS))
 
 
 def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:

@@ -234,7 +234,7 @@ class Show:
             elif order == "step":
                 self._advance(1)
             elif playing:
-                per_step = self.env.task.timestep * self.env.task.substeps / controls.speed
+                per_step = self.env.task.step_seconds / controls.speed
                 steps = max(1, round(1.0 / (per_step * FPS)))
                 self._advance(steps)
                 period = steps * per_step
@@ -271,7 +271,7 @@ class Show:
             "policy": self.source.label,
             "step": steps,
             "episode_steps": task.episode_steps,
-            "seconds": steps * task.substeps * task.timestep,
+            "seconds": steps * task.step_seconds,
             "return": self.player.total,
             "terms": {name: value if math.isfinite(value) else None for name, value in terms.items()},
             "finished": [{"return": total, "length": length} for total, length in self._finished],

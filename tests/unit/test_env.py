@@ -27,7 +27,7 @@ BLOCK = """
 class Block(Task):
     """A block on a floor, pushed along x; it must stay within 1 m. Remembers a goal, its last action and a gust."""
 
-    action_size, state_size, episode_steps = 1, 3, 50
+    action_size, state_size, episode_steps, timestep = 1, 3, 50, 0.005
     params = ("geom_friction",)
 
     def scene(self) -> mujoco.MjSpec:

@@ -10,12 +10,12 @@ import pytest
 from conftest import SRC
 
 LAYERS = [
-    {"types", "rng", "errors", "ranges", "distributed", "warp_engine"},
+    {"types", "names", "rng", "errors", "ranges", "distributed", "warp_engine"},
     {"sim", "render", "nn", "tasks"},  # do not see each other
     {"env"},
     {"algos"},
     {"config", "presets"},
-    set("build checkpoint log folder plan quarantine train evaluate bench check doctor".split())
+    set("build declarations situations checkpoint log folder plan quarantine train evaluate bench check doctor".split())
     | set("runs curves compare track options video view replay display".split()),
     {"cli", "__main__"},
 ]

@@ -54,7 +54,7 @@ def test_sizes(name):
     model = compile_scene(task)
     assert (model.nq, model.nv, model.nu, task.state_size) == SIZES[name]
     assert task.action_size == model.nu
-    assert model.opt.timestep == task.timestep
+    assert task.substeps * model.opt.timestep == task.step_seconds == (0.02 if name == "cartpole" else 0.01)
     assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     assert (model.actuator_ctrlrange == [-1.0, 1.0]).all()
 

@@ -36,7 +36,7 @@ def tasks(argv: Argv) -> int:
         try:
             task = make_task(name)
             about = sys.modules[type(task).__module__].__doc__ or type(task).__doc__ or ""
-            seconds = task.episode_steps * task.substeps * task.timestep
+            seconds = task.episode_steps * task.step_seconds
             rows[name] = {
                 "target": target,
                 "about": about.strip().split("\n")[0],

@@ -65,7 +65,7 @@ def play(argv: Argv) -> int:
     if options.frames is not None:
         result["pictures"] = video.write_frames(target, pictures)
     else:
-        fps = 1.0 / (env.task.timestep * env.task.substeps * stride)
+        fps = 1.0 / (env.task.step_seconds * stride)
         result["pictures"] = video.write_video(target, pictures, fps)
     result["file"] = str(target)
     if options.json:

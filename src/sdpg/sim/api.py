@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import mujoco
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class Simulator(Protocol):
     nu: int
     device: torch.device
     threads: int  # engine threads in use
+    model: mujoco.MjModel  # what is simulated; not to be written to
 
     @property
     def fields(self) -> Mapping[str, Tensor]:

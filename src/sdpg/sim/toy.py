@@ -38,6 +38,7 @@ class ToySim:
 
     def __init__(self, a: Tensor, b: Tensor, num_worlds: int):
         self.num_worlds = num_worlds
+        self.model = mujoco.MjSpec().compile()  # without parts: this system has no scene
         self.nq, self.nv, self.nu = b.shape[0], 0, b.shape[1]
         self._params = {
             "A": a.double().expand(num_worlds, -1, -1).clone(),  # (E, n, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ import mujoco
 from torch import Tensor
 
 from sdpg.errors import SdpgError
+from sdpg.names import Names
 from sdpg.rng import RowRng
 from sdpg.types import Camera, Memory, Physics, Start, Terms
 
@@ -27,19 +29,31 @@ class Task(ABC):
 
     action_size: ClassVar[int]  # A: actions are in [-1, 1]
     state_size: ClassVar[int]  # D: the privileged state, observe()["state"]
-    timestep: ClassVar[float] = 0.005  # seconds of one physics substep
+    timestep: ClassVar[float | None] = (
+        None  # seconds of one physics substep; None: as the scene says, else in its place
+    )
     substeps: ClassVar[int] = 2  # per control step
     episode_steps: ClassVar[int] = 1000  # control steps until truncation
-    reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata")
+    reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata"); sim/reads.py
     params: ClassVar[tuple[str, ...]] = ()  # MjModel fields that start() gives per row
     camera: ClassVar[str] = "track"  # the scene's camera for films
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("track")}  # source -> what it shows
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("pixels",)}
     """What the policy of each observation kind sees: sources of observe() and cameras, several are fused."""
 
+    @functools.cached_property
+    def names(self) -> Names:
+        """Where named parts of the scene are in qpos, qvel, controls and parameters: for start() and control()."""
+        return Names(self.scene().compile())
+
+    @functools.cached_property
+    def step_seconds(self) -> float:
+        """Of a control step."""
+        return self.substeps * float(self.scene().option.timestep if self.timestep is None else self.timestep)
+
     @abstractmethod
     def scene(self) -> mujoco.MjSpec:
-        """The world: bodies, actuators, sensors, cameras, lights. The environment sets the timestep."""
+        """The world: bodies, actuators, sensors, cameras, lights. A `timestep` of the class replaces the scene's."""
 
     @abstractmethod
     def start(self, rng: RowRng, n: int) -> Start:
