@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 import torch
 
+from sdpg.declarations import check_inputs, check_numbers, check_params, check_sources
 from sdpg.env import MAX_VALUE, BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
@@ -29,10 +30,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def compile_scene(task: Task) -> mujoco.MjModel:
+    check_numbers(task)
     spec = task.scene()
+    if not isinstance(spec, mujoco.MjSpec):
+        raise SdpgError(f"scene() returned {type(spec).__name__}; return a mujoco.MjSpec")
     if task.timestep is not None:
         spec.option.timestep = task.timestep
-    return spec.compile()
+    try:
+        model = spec.compile()
+    except Exception as error:  # the compiler's own exception types vary
+        raise SdpgError(f"the scene does not compile: {' '.join(str(error).split())}") from error
+    check_params(task, model)
+    return model
 
 
 def model_bytes(model: mujoco.MjModel) -> bytes:
@@ -173,7 +182,9 @@ def make_env(
     model, threads = compile_scene(task), threads or default_threads()
     simulator = make_sim(model, worlds, threads, task.reads, sim, device, deterministic)
     eyes = make_eyes(model, cameras, num_nominal, threads, simulator.device) if cameras else None
-    return BranchedEnv(task, simulator, num_nominal, seed, first_row, eyes, max_value)
+    env = BranchedEnv(task, simulator, num_nominal, seed, first_row, eyes, max_value)
+    check_sources(task, obs, task.observe(env.physics(), env.memory))
+    return env
 
 
 def one_world(
@@ -186,8 +197,7 @@ def one_world(
 
 def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
     """Those that the observation kind `obs` needs, by source."""
-    if obs not in task.inputs:
-        raise SdpgError(f"{type(task).__name__} has no observations '{obs}'; it has {', '.join(task.inputs)}")
+    check_inputs(task, obs)
     return {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
 
 

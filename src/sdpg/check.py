@@ -1,29 +1,47 @@
 """`sdpg check TASK`: does a task keep the promises of `tasks.base.Task`?
 
-Every check has a name and, where it fails, one plain sentence. The first three look at declarations and shapes, without
-which nothing else can run; the others run the task in a small branched environment.
+Every check has a name and, where it fails, one plain sentence. Each relies on those before it, so that the first that
+fails is the last: a task that remembers in an attribute is not blamed for branches that differ.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-import mujoco
 import numpy as np
 import torch
 from torch import Tensor
 
-from sdpg.build import make_env
-from sdpg.env import BranchedEnv
+from sdpg import presets
+from sdpg.build import compile_scene, make_env
+from sdpg.declarations import check_inputs, check_sources
+from sdpg.errors import SdpgError
+from sdpg.nn.encoders import refuse_small
 from sdpg.rng import RowRng
+from sdpg.sim.reads import refuse
+from sdpg.situations import (
+    AUXILIARIES,
+    ROWS,
+    STEPS,
+    EnvFactory,
+    Situation,
+    actions,
+    answers_to,
+    arguments,
+    calls,
+    rollout,
+    two_situations,
+    visited,
+)
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Physics, Start, Step
+from sdpg.types import Camera, Start
 
-ROWS, AUXILIARIES, STEPS = 4, 2, 64
-EnvFactory = Callable[..., BranchedEnv]  # (task, num_nominal, num_auxiliary, seed) -> environment
+CALLS = 1000  # of every function, between two that must answer alike
+ROUNDING = 1e-5
+REMEMBER = "what a task remembers must be in memory"
 
 
 @dataclass(frozen=True)
@@ -41,49 +59,65 @@ class _Problem(Exception):
 
 
 def check_task(task: Task, env_factory: EnvFactory = make_env) -> list[Finding]:
-    """One finding per check, in order; it ends at a failed declaration, since the rest could not run."""
-    findings = []
-    for name, check, essential in CHECKS:
-        finding = Finding(name)
+    """One finding per check, in order, up to the first that fails."""
+    findings: list[Finding] = []
+    before = _attributes(task)
+    for name, check in CHECKS:
+        problem: str | None = None
         try:
             check(task, env_factory)
-        except _Problem as problem:
-            finding = Finding(name, str(problem))
-        except Exception as error:  # a task under test may raise anything
-            text = " ".join(str(error).split())
-            finding = Finding(name, f"{type(task).__name__} raised {type(error).__name__}: {text}.")
-        findings.append(finding)
-        if essential and not finding.passed:
+        except _Problem as found:
+            problem = str(found)
+        except SdpgError as error:
+            problem = f"{_one_line(error)}."
+        except (Exception, SystemExit) as error:  # a task under test may raise anything
+            problem = _raised(task, error, before)
+        findings.append(Finding(name, problem))
+        if problem is not None:
             break
     return findings
+
+
+def _raised(task: Task, error: BaseException, before: dict[str, Any]) -> str:
+    who = type(task).__name__
+    if isinstance(error, SystemExit):
+        return f"{who} called exit({error.code!r}): raise an error, or let terminated() end episodes."
+    said = f"{who} raised {type(error).__name__}: {_one_line(error)}"
+    left = _changed(task, before)  # by a function for another one, which then found something else
+    if isinstance(error, AttributeError) and isinstance(error.obj, Task):
+        left = [str(error.name)]
+    return f"{said} (the attribute '{left[0]}' is set on the way: {REMEMBER})." if left else f"{said}."
 
 
 # Declarations and shapes
 
 
 def _check_scene(task: Task, _: EnvFactory) -> None:
-    for name in ("action_size", "state_size"):
-        size = getattr(task, name, None)
-        if not isinstance(size, int) or size < 1:
-            _fail(f"{name} is {size}; it must be a positive whole number.")
-    scene = task.scene()
-    if not isinstance(scene, mujoco.MjSpec):
-        _fail(f"scene() returned {type(scene).__name__}; return a mujoco.MjSpec.")
-    try:
-        model = scene.compile()
-    except Exception as error:  # the compiler's own exception types vary
-        _fail(f"the scene does not compile: {' '.join(str(error).split())}.")
-    cameras = [model.camera(i).name for i in range(model.ncam)]
-    for camera in (task.camera, *(source.name for source in task.cameras.values())):
-        if camera not in cameras:
-            _fail(f"the camera '{camera}' is not in the scene; it has {', '.join(cameras) or 'none'}.")
-    data = mujoco.MjData(model)
+    model = compile_scene(task)
     for name in task.reads:
-        if not isinstance(getattr(data, name, None), np.ndarray):
-            _fail(f"reads names '{name}', which is not a field of MjData.")
-    for name in task.params:
-        if not isinstance(getattr(model, name, None), np.ndarray):
-            _fail(f"params names '{name}', which is not a field of MjModel.")
+        refuse(name)
+    cameras = [model.camera(i).name for i in range(model.ncam)]
+    wanted = [task.camera] if task.camera != Task.camera else []
+    for kind, sources in task.inputs.items():
+        check_inputs(task, kind)
+        used = {source: task.cameras[source] for source in sources if source in task.cameras}
+        if task.cameras is Task.cameras and not {camera.name for camera in used.values()} & set(cameras):
+            continue  # the default, which a scene without cameras need not have
+        for source, camera in used.items():
+            wanted.append(camera.name)
+            _check_size(source, camera)
+    for camera_name in wanted:
+        if camera_name not in cameras:
+            _fail(f"the camera '{camera_name}' is not in the scene; it has {', '.join(cameras) or 'none'}.")
+
+
+def _check_size(source: str, camera: Camera) -> None:
+    """Is a picture large enough for the encoder that a policy has by default?"""
+    encoder = None if camera.depth else presets.resolve("", obs="pixels").algo.encoder
+    try:
+        refuse_small(camera.height, camera.width, encoder)
+    except SdpgError as error:
+        _fail(f"cameras['{source}']: {error}.")
 
 
 def _check_start(task: Task, _: EnvFactory) -> None:
@@ -101,17 +135,21 @@ def _check_start(task: Task, _: EnvFactory) -> None:
             _fail(f"start() gave '{name}' with shape {tuple(value.shape)} for {ROWS} rows; give one value per row.")
     if set(everyone.params) != set(task.params):
         _fail(f"start() gave params {sorted(everyone.params)} but the task declares {sorted(task.params)}.")
-    # Row 2 asked alone must be row 2 asked among others.
-    alone = _start_values(task.start(RowRng(0, torch.arange(ROWS), stream=1).select(torch.tensor([2])), 1))
-    for name, value in alone.items():
-        if not torch.equal(value[0], values[name][2]):
-            _fail(f"start() is not drawn per row: '{name}' of a row depends on the other rows or on unseeded numbers.")
+    # Rows asked alone must be what they are among others.
+    for some in ([2], [2, 3]):
+        rng = RowRng(0, torch.arange(ROWS), stream=1)
+        alone = _start_values(task.start(rng.select(torch.tensor(some)), len(some)))
+        for name, value in alone.items():
+            if not torch.equal(value, values[name][some]):
+                _fail(
+                    f"start() is not drawn per row: '{name}' of a row depends on the other rows or on unseeded numbers."
+                )
 
 
 def _check_shapes(task: Task, env_factory: EnvFactory) -> None:
     env = env_factory(task, ROWS, AUXILIARIES, seed=0)
     x, memory, grid = env.physics(), env.memory, env.grid
-    action = _actions(task, env, 0)
+    action = actions(task, env, 0)
     _expect("control() gave controls", task.control(x, memory, action), (*grid, env.sim.nu), torch.float32)
     terms = task.reward(x, memory, action)
     if not isinstance(terms, dict) or not terms:
@@ -120,8 +158,8 @@ def _check_shapes(task: Task, env_factory: EnvFactory) -> None:
         _expect(f"reward() gave the term '{name}'", term, grid, torch.float32)
     _expect("terminated() gave its answer", task.terminated(x, memory), grid, torch.bool)
     views = task.observe(x, memory)
-    if not isinstance(views, dict) or "state" not in views:
-        _fail("observe() must return a dict with 'state'.")
+    for kind in task.inputs:
+        check_sources(task, kind, views)
     _expect("observe() gave 'state'", views["state"], (*grid, task.state_size), torch.float32)
     for name, view in views.items():
         if tuple(view.shape[:2]) != grid:
@@ -137,34 +175,38 @@ def _check_shapes(task: Task, env_factory: EnvFactory) -> None:
 
 
 def _check_writes(task: Task, env_factory: EnvFactory) -> None:
-    sample, _ = _samples(task, env_factory)
-    for name, call in _calls(task):
-        before = _inputs(sample)
+    sample, _ = two_situations(task, env_factory)
+    for name, call in calls(task):
+        before = arguments(sample)
         versions = {key: value._version for key, value in before.items()}
         copies = {key: value.clone() for key, value in before.items()}
         call(sample)
-        for key, value in _inputs(sample).items():
+        for key, value in arguments(sample).items():
             if value is not before.get(key) or value._version != versions[key] or not _same(value, copies[key]):
                 _fail(f"{name}() writes to its argument {key}; return new tensors instead.")
-        if _inputs(sample).keys() != before.keys():
+        if arguments(sample).keys() != before.keys():
             _fail(f"{name}() adds to or removes from its argument memory; return new tensors instead.")
 
 
 def _check_views(task: Task, env_factory: EnvFactory) -> None:
-    sample, _ = _samples(task, env_factory)
-    live = {value.untyped_storage().data_ptr(): key for key, value in _inputs(sample).items() if "memory" not in key}
-    for name, call in _calls(task):
+    sample, _ = two_situations(task, env_factory)
+    live = {value.untyped_storage().data_ptr(): key for key, value in arguments(sample).items() if "memory" not in key}
+    for name, call in calls(task):
         answer = call(sample)
         for value in answer.values() if isinstance(answer, dict) else [answer]:
             key = live.get(value.untyped_storage().data_ptr())
             if name in ("reward", "advance") and key is not None:  # what others return is used or copied at once
                 _fail(f"{name}() returns a view of {key}, which the next step overwrites; return a copy.")
+    kept = {value.untyped_storage().data_ptr(): key for key, value in vars(task).items() if isinstance(value, Tensor)}
+    for value in dict(calls(task))["advance"](sample).values():
+        if key := kept.get(value.untyped_storage().data_ptr()):
+            _fail(f"advance() returns self.{key} as memory, into which episodes are written; return a copy.")
 
 
 def _check_randomness(task: Task, env_factory: EnvFactory) -> None:
-    sample, _ = _samples(task, env_factory)
+    sample, _ = two_situations(task, env_factory)
     start = ("start", lambda _: task.start(RowRng(0, torch.arange(ROWS)), ROWS))
-    for name, call in [start, *_calls(task)]:
+    for name, call in [start, *calls(task)]:
         before = _global_generators()
         call(sample)
         if before != _global_generators():
@@ -172,25 +214,41 @@ def _check_randomness(task: Task, env_factory: EnvFactory) -> None:
 
 
 def _check_hidden_state(task: Task, env_factory: EnvFactory) -> None:
-    first, second = _samples(task, env_factory)
-    calls = _calls(task)
-    answers = {name: call(first) for name, call in calls}
-    before = {name: _frozen(value) for name, value in vars(task).items()}
-    for _, call in calls:
-        call(second)
-    task.start(RowRng(1, torch.arange(ROWS)), ROWS)
+    first, second = two_situations(task, env_factory)
+    functions = calls(task)
+    answers = {name: _copied(call(first)) for name, call in functions}
+    before = _attributes(task)
+    for _ in range(CALLS):  # what is counted or averaged somewhere may matter late
+        for _, call in functions:
+            call(second)
+        task.start(RowRng(1, torch.arange(ROWS)), ROWS)
     # Backwards, so that nothing which a function left behind for a later one is there yet.
-    for name, call in reversed(calls):
+    for name, call in reversed(functions):
         if not _same(call(first), answers[name]):
-            changed = [key for key, value in vars(task).items() if _frozen(value) != before.get(key)]
+            changed = _changed(task, before)
             hint = f" (the attribute '{changed[0]}' changed)" if changed else ""
-            _fail(f"{name}() answers differently when asked again{hint}: what a task remembers must be in memory.")
+            _fail(f"{name}() answers differently when asked again{hint}: {REMEMBER}.")
+    for name, call in calls(_fresh(task)):
+        if not _same(call(first), answers[name]):
+            _fail(f"{name}() of a fresh {type(task).__name__} answers unlike that of one in use: {REMEMBER}.")
+
+
+def _check_rows(task: Task, env_factory: EnvFactory) -> None:
+    """Rows 2 and 3 among four rows, and as those of an environment that begins with row 2."""
+    for sample in visited(task, env_factory):
+        _compare(
+            task,
+            sample,
+            torch.arange(ROWS)[2:],
+            torch.arange(1 + AUXILIARIES),
+            "of a row depends on the other rows or on their number: keep rows apart along the axis N, and draw per row",
+        )
 
 
 def _check_finite(task: Task, env_factory: EnvFactory) -> None:
     env = env_factory(task, ROWS, AUXILIARIES, seed=0)
     for t in range(STEPS):
-        step = env.step(_actions(task, env, t))
+        step = env.step(actions(task, env, t))
         x = env.physics()
         physical = torch.isfinite(x.qpos.sum(-1) + x.qvel.sum(-1))  # (N, K)
         for name, term in env.terms.items():
@@ -202,12 +260,23 @@ def _check_finite(task: Task, env_factory: EnvFactory) -> None:
 
 
 def _check_branches(task: Task, env_factory: EnvFactory) -> None:
+    rows, branches = torch.arange(ROWS), torch.arange(1 + AUXILIARIES)
+    for sample in visited(task, env_factory):
+        for some in (branches.flip(0), branches[:1], branches[1:]):
+            _compare(
+                task,
+                sample,
+                rows,
+                some,
+                "of a world depends on the other branches, their order or their number: keep worlds apart along the "
+                "axis K, and draw per row",
+            )
     env = env_factory(task, ROWS, AUXILIARIES, seed=0)
     for t in range(STEPS // 4):  # leave the start, where branches are alike anyway
-        env.restart(env.step(_actions(task, env, t)))
+        env.restart(env.step(actions(task, env, t)))
     env.branch()
     for t in range(STEPS):
-        step = env.step(_actions(task, env, t)[:, :1].expand(-1, env.num_branches, -1))
+        step = env.step(actions(task, env, t)[:, :1].expand(-1, env.num_branches, -1))
         for name in ("reward", "terminated", "state"):
             value = getattr(step, name)
             if not _same(value, value[:, :1].expand_as(value)):
@@ -218,14 +287,14 @@ def _check_branches(task: Task, env_factory: EnvFactory) -> None:
 
 
 def _check_nominal(task: Task, env_factory: EnvFactory) -> None:
-    for a, b in zip(_rollout(task, env_factory, 0), _rollout(task, env_factory, 1), strict=True):
+    for a, b in zip(rollout(task, env_factory, 0), rollout(task, env_factory, 1), strict=True):
         for name in ("reward", "terminated", "state"):
             if not _same(getattr(a, name)[:, 0], getattr(b, name)[:, 0]):
                 _fail(f"what auxiliaries do changes the nominal world's {name}: keep worlds apart along the axis K.")
 
 
 def _check_seed(task: Task, env_factory: EnvFactory) -> None:
-    for a, b in zip(_rollout(task, env_factory, 0), _rollout(task, env_factory, 0), strict=True):
+    for a, b in zip(rollout(task, env_factory, 0), rollout(task, env_factory, 0), strict=True):
         if not _same(a.reward, b.reward) or not _same(a.state, b.state):
             _fail("the same seed and actions gave two different rollouts: draw only from the rng argument.")
 
@@ -236,7 +305,7 @@ def _check_observe(task: Task, env_factory: EnvFactory) -> None:
         first, again = seen.observe(), seen.observe()
         if not _same(first.state, again.state) or not _same(dict(first.sources), dict(again.sources)):
             _fail("observe() answers differently when asked twice.")
-        steps = [env.step(_actions(task, env, t)) for env in (seen, unseen)]
+        steps = [env.step(actions(task, env, t)) for env in (seen, unseen)]
         if not _same(steps[0].state, steps[1].state):
             _fail("observing changes what happens next; observe() must only look.")
         for env, step in zip((seen, unseen), steps, strict=True):
@@ -245,7 +314,7 @@ def _check_observe(task: Task, env_factory: EnvFactory) -> None:
 
 def _check_restart(task: Task, env_factory: EnvFactory) -> None:
     env = env_factory(task, ROWS, AUXILIARIES, seed=0)
-    step = env.step(_actions(task, env, 0))
+    step = env.step(actions(task, env, 0))
     ended = torch.zeros_like(step.terminated)
     ended[0, 0] = ended[1, 1] = True  # a nominal, and another row's auxiliary
     before = env.observe().state.clone()
@@ -261,77 +330,36 @@ def _check_restart(task: Task, env_factory: EnvFactory) -> None:
         _fail("a restart of some worlds changes what others observe.")
 
 
-CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None], bool]] = [  # name, check, essential for what follows
-    ("scene", _check_scene, True),
-    ("start", _check_start, True),
-    ("shapes", _check_shapes, True),
-    ("writes", _check_writes, False),
-    ("views", _check_views, False),
-    ("randomness", _check_randomness, False),
-    ("hidden state", _check_hidden_state, False),
-    ("finite", _check_finite, False),
-    ("branches", _check_branches, False),
-    ("nominal", _check_nominal, False),
-    ("seed", _check_seed, False),
-    ("observe", _check_observe, False),
-    ("restart", _check_restart, False),
+CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None]]] = [
+    ("scene", _check_scene),
+    ("start", _check_start),
+    ("shapes", _check_shapes),
+    ("writes", _check_writes),
+    ("views", _check_views),
+    ("randomness", _check_randomness),
+    ("hidden state", _check_hidden_state),
+    ("finite", _check_finite),
+    ("rows", _check_rows),
+    ("branches", _check_branches),
+    ("nominal", _check_nominal),
+    ("seed", _check_seed),
+    ("observe", _check_observe),
+    ("restart", _check_restart),
 ]
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Arguments of a task's functions, apart from any environment."""
-
-    x: Physics
-    memory: Memory
-    action: Tensor  # (N, K, A)
-
-
-def _samples(task: Task, env_factory: EnvFactory) -> tuple[_Sample, _Sample]:
-    """Two different situations."""
-    env = env_factory(task, ROWS, AUXILIARIES, seed=0)
-    found = []
-    for t in range(2):
-        env.step(_actions(task, env, t))
-        x = env.physics()
-        x = Physics(x.qpos.clone(), x.qvel.clone(), {name: value.clone() for name, value in x.derived.items()})
-        memory = {name: value.clone() for name, value in env.memory.items()}
-        found.append(_Sample(x, memory, _actions(task, env, t)))
-    return found[0], found[1]
-
-
-def _calls(task: Task) -> list[tuple[str, Callable[[_Sample], Any]]]:
-    """The functions that must be pure, in the order in which a step calls them."""
-    return [
-        ("control", lambda s: task.control(s.x, s.memory, s.action)),
-        ("reward", lambda s: task.reward(s.x, s.memory, s.action)),
-        ("terminated", lambda s: task.terminated(s.x, s.memory)),
-        ("advance", lambda s: task.advance(s.x, s.memory, s.action, RowRng(0, torch.arange(ROWS)))),
-        ("observe", lambda s: task.observe(s.x, s.memory)),
-    ]
-
-
-def _inputs(s: _Sample) -> dict[str, Tensor]:
-    memory = {f"memory['{name}']": value for name, value in s.memory.items()}
-    derived = {f"x['{name}']": value for name, value in s.x.derived.items()}
-    return {"x.qpos": s.x.qpos, "x.qvel": s.x.qvel, "action": s.action} | derived | memory
-
-
-def _rollout(task: Task, env_factory: EnvFactory, auxiliary_seed: int) -> Iterator[Step]:
-    """STEPS steps; the nominal's actions do not depend on `auxiliary_seed`, the auxiliaries' do."""
-    env = env_factory(task, ROWS, AUXILIARIES, seed=0)
-    for t in range(STEPS):
-        action = _actions(task, env, t)
-        action[:, 1:] = _actions(task, env, t + 1000 * (1 + auxiliary_seed))[:, 1:]
-        step = env.step(action)
-        yield step
-        env.restart(step)
-
-
-def _actions(task: Task, env: BranchedEnv, t: int) -> Tensor:
-    """(N, K, A) uniform in [-1, 1], the same for the same t."""
-    generator = torch.Generator().manual_seed(t)
-    return torch.rand(*env.grid, task.action_size, generator=generator).mul_(2.0).sub_(1.0).to(env.device)
+def _compare(task: Task, whole: Situation, rows: Tensor, branches: Tensor, otherwise: str) -> None:
+    """Does the task say of some worlds, asked alone, what it says of them among the others?"""
+    among = answers_to(task, whole)
+    try:
+        alone = answers_to(task, whole.select(rows, branches))
+    except Exception as error:
+        grid = f"{len(rows)} rows of {len(branches)} branches"
+        _fail(f"with {grid}, {type(task).__name__} raised {type(error).__name__}: {_one_line(error)}.")
+    for what, values in among.items():
+        expected = values[rows] if values.dim() == 1 else values[rows][:, branches]
+        if what not in alone or not _near(alone[what], expected):
+            _fail(f"{what} {otherwise}.")
 
 
 def _start_values(start: Start) -> dict[str, Tensor]:
@@ -342,11 +370,45 @@ def _global_generators() -> tuple[bytes, str, object]:
     return torch.get_rng_state().numpy().tobytes(), str(np.random.get_state(legacy=False)), random.getstate()  # noqa: NPY002 - watched, not used
 
 
+def _fresh(task: Task) -> Task:
+    """Another instance; the same one if its class takes arguments."""
+    try:
+        return type(task)()
+    except TypeError:
+        return task
+
+
+def _attributes(task: Task) -> dict[str, Any]:
+    """Something to compare attributes by later; not what tasks themselves keep of their scene."""
+    own = {name: value for name, value in vars(task).items() if name not in ("names", "step_seconds")}
+    return {name: _frozen(value) for name, value in own.items()}
+
+
+def _changed(task: Task, before: dict[str, Any]) -> list[str]:
+    return [name for name, value in _attributes(task).items() if value != before.get(name)]
+
+
 def _frozen(value: Any) -> Any:
-    """Something to compare an attribute by later."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+
+
+def _copied(answer: Any) -> Any:
+    return {name: value.clone() for name, value in answer.items()} if isinstance(answer, dict) else answer.clone()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """The same but for rounding, which may depend on how many numbers are added at once."""
+    if a.shape != b.shape or not a.is_floating_point() or not b.is_floating_point():
+        return _same(a, b)
+    number = torch.isfinite(b)
+    error = ROUNDING * max(1.0, float(b[number].abs().max()) if number.any() else 1.0)
+    return _same(a[~number], b[~number]) and bool(((a - b)[number].abs() <= error).all())
 
 
 def _same(a: Any, b: Any) -> bool:

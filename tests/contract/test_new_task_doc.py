@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import tiny
 
+from sdpg.build import compile_scene
 from sdpg.check import check_task
+from sdpg.sim.reads import FIELDS
 from sdpg.tasks.base import make_task
 from sdpg.train import train
 
@@ -20,13 +22,15 @@ def module(tmp_path, monkeypatch) -> str:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOC.read_text(), flags=re.M | re.S)
     assert len(blocks) >= 4
     (tmp_path / "my_pendulum.py").write_text("\n\n".join(blocks))
+    (xml,) = re.findall(r"^```xml\n(.*?)^```$", DOC.read_text(), flags=re.M | re.S)
+    (tmp_path / "pendulum.xml").write_text(xml)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_pendulum", raising=False)
     yield "my_pendulum"
     sys.modules.pop("my_pendulum", None)
 
 
-@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum"])
+@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum", "FilePendulum"])
 def test_the_tutorials_tasks_pass_the_check(module, task):
     assert [f for f in check_task(make_task(f"{module}:{task}")) if not f.passed] == []
 
@@ -40,6 +44,16 @@ def test_the_tutorials_task_trains(module, tmp_path):
 def test_the_tutorials_task_trains_from_what_it_sees(module, tmp_path):
     cfg = tiny(f"{module}:SeeingPendulum", "pixels", iterations=2)
     assert train(cfg, tmp_path / "run")["iteration"] == 2
+
+
+def test_the_files_timestep_counts(module):
+    task = make_task(f"{module}:FilePendulum")
+    assert (compile_scene(task).opt.timestep, task.step_seconds) == (0.004, 0.02)
+
+
+def test_the_table_of_reads_is_that_of_the_engines():
+    rows = dict(re.findall(r"^\| (state|position|velocity|acceleration) \| (.*) \|$", DOC.read_text(), flags=re.M))
+    assert {stage: set(re.findall(r"`(\w+)`", fields)) for stage, fields in rows.items()} == FIELDS
 
 
 def test_the_motor_is_as_weak_as_the_tutorial_says(module):

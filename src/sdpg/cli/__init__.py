@@ -53,6 +53,11 @@ def main(argv: Argv | None = None) -> int:
         where = f" '{error.filename}'" if error.filename else ""
         print(f"sdpg: can't read or write{where}: {error.strerror or error}", file=sys.stderr)
         return 2
+    except SystemExit as error:  # none of ours
+        print(
+            f"sdpg: exit({error.code!r}) was called in the task or in what it imports; raise an error", file=sys.stderr
+        )
+        return 2
     except KeyboardInterrupt:
         return 130
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from sdpg.cli.say import print_facts, print_json, write_json
 from sdpg.errors import SdpgError
@@ -16,6 +17,8 @@ from sdpg.options import Argv, parse, positional, wants_help
 class CheckOptions:
     """Does a task keep the promises that branching needs? `sdpg check TASK`."""
 
+    sim: Literal["cpu", "warp"] = "cpu"
+    """The engine to check it on: mujoco.batch, or mujoco_warp."""
     json: bool = False
     """One JSON object on standard output."""
 
@@ -25,10 +28,11 @@ def check(argv: Argv) -> int:
     options = parse(CheckOptions, rest, "sdpg check TASK")
     if name is None:
         raise SdpgError("which task? sdpg check TASK (`sdpg tasks` lists them)")
+    from sdpg.build import make_env
     from sdpg.check import check_task
     from sdpg.tasks.base import make_task
 
-    findings = check_task(make_task(name))
+    findings = check_task(make_task(name), functools.partial(make_env, sim=options.sim))
     failed = [finding for finding in findings if not finding.passed]
     if options.json:
         print_json({"task": name, "passed": not failed, "checks": [dataclasses.asdict(f) for f in findings]})

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sdpg.errors import SdpgError
 from sdpg.nn.modules import linear, trunk
 from sdpg.types import Camera
 
@@ -23,6 +24,7 @@ LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "half": ((32, 4, 2), (64, 4, 2), (64, 3, 1)),  # the same on pictures of half the size
     "small": ((16, 4, 2), (32, 4, 2), (32, 3, 1)),  # and at half the width
 }
+DEPTH_LAYERS = ((32, 5, 1), (32, 2, 2), (64, 3, 1))  # the second one is a pooling
 HALVED = frozenset({"half", "small"})
 COLOURS = 3  # channels of a frame
 MOTION_GAIN = 2.0  # about makes up for a change being smaller than a frame
@@ -77,6 +79,21 @@ def scaled(x: Tensor, halved: bool) -> Tensor:
     return x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / whole)
 
 
+def refuse_small(height: int, width: int, kind: Convolutions | None) -> None:
+    """Pictures that would have no pixel left behind the last layer; None: of the depth encoder."""
+    least = 1
+    for _, kernel, stride in reversed(DEPTH_LAYERS if kind is None else LAYERS[kind]):
+        least = (least - 1) * stride + kernel
+    if kind in HALVED:
+        least *= 2
+    if min(height, width) < least:
+        encoder = "the depth encoder" if kind is None else f"the encoder '{kind}'"
+        raise SdpgError(
+            f"pictures of {width} x {height} pixels are too small for {encoder}: "
+            f"give the camera a width and height of at least {least}"
+        )
+
+
 class Pixels(nn.Module):
     """uint8 pictures (B, C, H, W) less `origin` -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
 
@@ -93,6 +110,7 @@ class Pixels(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.halved = kind in HALVED
+        refuse_small(height, width, kind)
         if self.halved:
             height, width = height // 2, width // 2
         grey = torch.full((1, channels, height, width), 0.5)
@@ -122,6 +140,7 @@ class Depth(nn.Module):
     def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float):
         super().__init__()
         channels, height, width = shape
+        refuse_small(height, width, None)
         self.far = far
         self.convolutions = nn.Sequential(
             _conv(channels, 32, 5, 1, generator), nn.MaxPool2d(2), nn.ELU(), _conv(32, 64, 3, 1, generator), nn.ELU()

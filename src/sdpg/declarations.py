@@ -1,0 +1,84 @@
+"""What a task declares, looked at where an environment is built: `sdpg check` and `sdpg train` say the same of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdpg.errors import SdpgError
+from sdpg.tasks.base import Task
+from sdpg.types import Camera
+
+
+def check_numbers(task: Task) -> None:
+    for name in ("action_size", "state_size", "substeps", "episode_steps"):
+        value = getattr(task, name, None)
+        if not isinstance(value, int) or value < 1:
+            raise SdpgError(f"{name} is {value}; it must be a positive whole number")
+    step = task.timestep
+    if step is not None and not (isinstance(step, int | float) and 0.0 < step < math.inf):
+        raise SdpgError(f"timestep is {step}; give positive seconds, or None for the scene's own")
+    for name in ("reads", "params"):
+        _check_names(name, getattr(task, name))
+
+
+def check_params(task: Task, model: mujoco.MjModel) -> None:
+    for name in task.params:
+        if not isinstance(getattr(model, name, None), np.ndarray):
+            raise SdpgError(f"params names '{name}', which is not a field of MjModel")
+
+
+def check_inputs(task: Task, obs: str) -> None:
+    """The sources of an observation kind, as far as they can be known before there is a world; and their cameras."""
+    if obs not in task.inputs:
+        raise SdpgError(f"{type(task).__name__} has no observations '{obs}'; it has {', '.join(task.inputs)}")
+    sources = task.inputs[obs]
+    _check_names(f"inputs['{obs}']", sources)
+    if not sources:
+        raise SdpgError(f"inputs['{obs}'] is empty; name at least one source")
+    for source in sources:
+        if source in task.cameras:
+            _check_camera(source, task.cameras[source])
+
+
+def _check_camera(source: str, camera: Camera) -> None:
+    if not isinstance(camera, Camera):
+        raise SdpgError(f"cameras['{source}'] is {type(camera).__name__}; give a Camera")
+    for name in ("width", "height", "stack"):
+        value = getattr(camera, name)
+        if not isinstance(value, int) or value < 1:
+            raise SdpgError(f"cameras['{source}']: {name} is {value}; it must be a positive whole number")
+    if not 0.0 < camera.far < math.inf:
+        raise SdpgError(f"cameras['{source}']: far is {camera.far}; give positive metres")
+
+
+def check_sources(task: Task, obs: str, views: Mapping[str, Tensor]) -> None:
+    """What a policy is to read must be a camera, or a vector in `views`, what observe() gave."""
+    if not isinstance(views, Mapping) or "state" not in views:
+        raise SdpgError("observe() must return a dict with 'state': the critic learns from it")
+    for source in task.inputs[obs]:
+        if source in task.cameras:
+            if source in views:
+                raise SdpgError(f"'{source}' is a camera and a source of observe(); rename one")
+            continue
+        if source not in views:
+            known = ", ".join((*views, *task.cameras))
+            raise SdpgError(
+                f"inputs['{obs}'] names '{source}', which is neither a camera nor in observe(); known: {known}"
+            )
+        shape = tuple(views[source].shape)
+        if len(shape) != 3 or views[source].dtype != torch.float32:
+            raise SdpgError(
+                f"inputs['{obs}'] names '{source}', which observe() gave as {views[source].dtype} {shape}; "
+                "a policy reads float32 vectors (N, K, size)"
+            )
+
+
+def _check_names(what: str, names: object) -> None:
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        raise SdpgError(f"{what} is {names!r}; give a tuple of names, such as ('one',)")
