@@ -143,6 +143,8 @@ def _groups(found: Sequence[Curve], of_the_session: Collection[str]) -> list[str
 
     def setup(curve: Curve) -> str:
         aside = {"seed", *of_the_session}
+        if curve.options.get("minutes") is not None:  # then these follow from the pace of the machine
+            aside |= {"algo.schedule_iterations", "algo.schedule_from"}
         kept = {k: v for k, v in curve.options.items() if k not in aside and not k.startswith("versions.")}
         return json.dumps(kept, sort_keys=True)
 

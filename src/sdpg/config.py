@@ -23,7 +23,7 @@ class TrainCfg:
     iterations: int = 1000
     """Iterations until the run is finished; also the length of the learning-rate schedules."""
     minutes: float | None = None
-    """Stop after this much wall-clock time, if earlier."""
+    """Stop after this much wall-clock time, if earlier; the schedules are fitted to it once the pace is known."""
     seed: int = 0
     threads: int = 0
     """CPU threads of each process; 0: all cores, shared among those of the machine."""

@@ -53,6 +53,8 @@ class Display:
             if facts["ranks"] > 1:
                 worlds += f" on each of {facts['ranks']} ranks"
             self._print(f"{how}: {facts['task']}, {worlds}, in {facts['run']}")
+        elif what == "schedule":
+            self._print(f"time for about {facts['iterations']} iterations: learning rates are scheduled over these")
         elif what == "iteration":
             self._iteration(facts)
         elif what == "end":

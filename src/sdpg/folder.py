@@ -65,8 +65,8 @@ class RunFolder:
                 warn(f"this run was on {device} and goes on on {env.device.type}: not the same to the last bit")
         else:
             self.path = _new_folder(path, cfg)
-        config = {"cfg": dataclasses.asdict(cfg), "sessions": [*earlier, session]}
-        self._config = json.dumps(config, indent=1).encode() + b"\n"
+        self._sessions = [*earlier, session]
+        self._config = self._encoded(cfg)
         try:
             self._locked = _lock(self.path)
             checkpoint.clean(self.checkpoints)
@@ -80,6 +80,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def _encoded(self, cfg: TrainCfg) -> bytes:
+        return json.dumps({"cfg": dataclasses.asdict(cfg), "sessions": self._sessions}, indent=1).encode() + b"\n"
+
+    def record(self, cfg: TrainCfg) -> None:
+        """Put what became known of the run's options into config.json."""
+        self._config = self._encoded(cfg)
+        checkpoint.write_atomic(self.path / CONFIG, self._config)
 
     def mend(self) -> None:
         """Write config.json; again, too, if someone removed the folder while the run went on."""

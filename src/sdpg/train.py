@@ -30,11 +30,13 @@ from sdpg.folder import (
     cant_write,
     cfg_from_dict,
     engine_of,
+    read_config,
     refuse_another,
     refuse_what_is_there,
     versions,
 )
 from sdpg.log import RunLog
+from sdpg.pace import Pace
 from sdpg.plan import Plan, make_plan, resident_bytes
 from sdpg.quarantine import Quarantine
 from sdpg.runs import State
@@ -44,8 +46,8 @@ from sdpg.types import Metrics, Rollout
 PATIENCE, RETRY = 60.0, 5.0  # seconds: how long, and how often, the last checkpoint is tried
 
 Report = Callable[[str, Mapping[str, Any]], None]
-"""(what, facts): "plan" (memory), "start", "iteration" (the row of metrics.jsonl), "saved", "warning" (its
-"message"), "end"."""
+"""(what, facts): "plan" (memory), "start", "schedule" (its "iterations", once they are known of a run of some minutes),
+"iteration" (the row of metrics.jsonl), "saved", "warning" (its "message"), "end"."""
 
 
 def _silent(what: str, facts: Mapping[str, Any]) -> None:
@@ -59,13 +61,14 @@ def train(
     report: Report = _silent,
     stop: Callable[[], bool] = lambda: False,
     group: Group = ALONE,
+    now: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Run until `cfg.iterations`, `cfg.minutes` or `stop()`; the summary of the run.
 
     With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped. Every rank of `group`
-    makes this call; they stop if `stop()` holds on one of them.
+    makes this call; they stop if `stop()` holds on one of them. `now` tells the seconds that minutes are made of.
     """
-    started = time.monotonic()
+    started = now()
     cfg.validate()
     if cfg.num_nominal % group.size:
         nearest = max(1, round(cfg.num_nominal / group.size)) * group.size
@@ -74,12 +77,12 @@ def train(
         report = _silent
     saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume))
     before = cfg_from_dict(saved.cfg) if saved is not None else cfg
-    if not cfg.algo.schedule_iterations:  # for good: a run that is prolonged keeps its schedules
-        length = before.algo.schedule_iterations or cfg.iterations
-        cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, schedule_iterations=length))
+    cfg = _with_schedules(cfg, before.algo.schedule_iterations, before.algo.schedule_from)
     if saved is not None:
         refuse_another(before, cfg)
         cfg = dataclasses.replace(cfg, sim=engine_of(before))
+    if cfg.minutes is None:  # for good: a run that is prolonged keeps its schedules. Those of minutes are fitted later
+        cfg = _with_schedules(cfg, cfg.iterations, saved.iteration if saved is not None else 0)
     engine = group.together(lambda: choose_engine(cfg.sim, cfg.device))
     if len(set(group.everyones(engine.device))) > 1:
         raise SdpgError("some ranks can use a GPU and others can't; give --device cpu, or cuda to hear why")
@@ -99,7 +102,7 @@ def train(
         folder: RunFolder | None = None
         if group.rank == 0:
             folder = RunFolder(run_dir, cfg, env, resume, lambda message: report("warning", {"message": message}))
-        return _Run(cfg, folder, env, algo, report, lambda: earlier + time.monotonic() - started, group)
+        return _Run(cfg, folder, env, algo, report, lambda: earlier + now() - started, group)
 
     run = group.together(take_up)
     facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
@@ -112,10 +115,21 @@ def _look(cfg: TrainCfg, run: Path | None, resume: bool) -> checkpoint.Checkpoin
     """What the run goes on from; or nothing, and nothing that it would overwrite."""
     track.require(cfg.track)
     if run is not None and resume:
-        return checkpoint.load(checkpoint.find(run))
+        saved = checkpoint.load(checkpoint.find(run))
+        recorded = cfg_from_dict(read_config(run)["cfg"]).algo  # it may have become known after this checkpoint
+        known = _with_schedules(cfg_from_dict(saved.cfg), recorded.schedule_iterations, recorded.schedule_from)
+        return dataclasses.replace(saved, cfg=dataclasses.asdict(known))
     if run is not None:
         refuse_what_is_there(run)
     return None
+
+
+def _with_schedules(cfg: TrainCfg, length: int, since: int) -> TrainCfg:
+    """With schedules of this length, if it has none yet."""
+    if cfg.algo.schedule_iterations:
+        return cfg
+    algo = dataclasses.replace(cfg.algo, schedule_iterations=length, schedule_from=since)
+    return dataclasses.replace(cfg, algo=algo)
 
 
 def _plan(cfg: TrainCfg, group: Group) -> Plan:
@@ -167,6 +181,7 @@ class _Run:
         self.saved_at = algo.iteration
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
+        self.pace = Pace(cfg.minutes, cfg.iterations) if cfg.minutes is not None else None
         self.save_seconds = 0.0  # since the last row
         self.enlarged = 0  # how often the engine made more room for contacts, as far as was told
         about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
@@ -215,11 +230,29 @@ class _Run:
             if any(ends.values()):
                 reason = next(name for name, ranks in ends.items() if ranks)
                 break
+            self._fit_schedules()
             self._iterate()
         trouble = self._save(PATIENCE)
         if trouble is not None:
             raise SdpgError(f"{trouble}; older checkpoints are untouched; free some space and --resume")
         return self._summary(reason)
+
+    def _fit_schedules(self) -> None:
+        """Of a run of some minutes, to the iterations that these will give on rank 0; once, and for good."""
+        pace, iteration = self.pace, self.algo.iteration
+        if pace is None or self.cfg.algo.schedule_iterations:
+            return
+        length = self.group.first(lambda: pace.iterations(iteration, self.clock()))
+        if length is None:
+            return
+        algo = dataclasses.replace(self.cfg.algo, schedule_iterations=length, schedule_from=iteration)
+        self.algo.cfg, self.cfg = algo, dataclasses.replace(self.cfg, algo=algo)
+        if self.folder is not None:
+            try:
+                self.folder.record(self.cfg)
+            except OSError as error:  # the next checkpoint has it, too
+                self.warn(str(cant_write(self.path, error)))
+        self.report("schedule", {"iterations": length})
 
     def _iterate(self) -> None:
         cfg, algo, env, group = self.cfg, self.algo, self.env, self.group
@@ -235,7 +268,7 @@ class _Run:
             self._log({}, rollout, failed, middle - start, 0.0)
             self._save()
             raise SdpgError(self._failure(what[0], failed))
-        metrics = algo.update(rollout, cfg.iterations)
+        metrics = algo.update(rollout, 0)  # their length is in the options, as soon as it is known
         self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save_and_go_on()

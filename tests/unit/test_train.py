@@ -161,14 +161,6 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_minutes_count_all_sessions(tmp_path: Path) -> None:
-    summary = train.train(tiny(iterations=10**6, minutes=0.02), tmp_path / "run")
-    assert summary["reason"] == "minutes"
-    assert summary["iteration"] > 0
-    again = train.train(tiny(iterations=10**6, minutes=0.02), tmp_path / "run", resume=True)
-    assert again["iteration"] == summary["iteration"]
-
-
 def test_a_nan_reward_stops_the_run_and_names_the_term(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
     name = stranger("nan_task_train", NAN_TASK)
     with pytest.raises(

@@ -34,17 +34,28 @@ class Algorithm:
             optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int) -> float:
-    """Linear warm-up, then half a cosine to the floor."""
-    warmup = min(warmup, total // 2)  # a short run still gets its whole schedule
-    if iteration < warmup:
-        return peak * (iteration + 1) / warmup
-    progress = min(1.0, (iteration - warmup) / max(1, total - warmup))
+def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int, since: int = 0) -> float:
+    """Linear warm-up, then half a cosine to the floor, over `total` iterations.
+
+    A total that became known only at the iteration `since` counts from there: before, and as long as it is 0, the rate
+    warms up and stays at its peak; after, it goes on from where it is.
+    """
+    if iteration < since or not total:
+        return peak * min(1.0, (iteration + 1) / max(1, warmup))
+    ready = min(warmup, max(total // 2, 2 * since))  # a short run still gets its whole schedule, without a jump
+    if iteration < ready:
+        begun = peak * since / warmup
+        return begun + (peak - begun) * (iteration + 1 - since) / (ready - since)
+    start = max(ready, since)
+    progress = min(1.0, (iteration - start) / max(1, total - start))
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def linear_lr(iteration: int, total: int, first: float, last: float) -> float:
-    return first + (last - first) * min(1.0, iteration / max(1, total))
+def linear_lr(iteration: int, total: int, first: float, last: float, since: int = 0) -> float:
+    """From `first` to `last`, which is reached at `total`; `since` as above."""
+    if iteration < since or not total:
+        return first
+    return first + (last - first) * min(1.0, (iteration - since) / max(1, total - since))
 
 
 def clipped_step(

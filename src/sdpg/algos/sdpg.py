@@ -110,7 +110,9 @@ class SdpgCfg:
     max_grad_norm: float = 1.0
     reward_scale: float = 1.0
     schedule_iterations: int = 0
-    """Length of the learning-rate schedules; 0: the iterations of the run."""
+    """Length of the learning-rate schedules; 0: the iterations of the run, or as many as --minutes will give."""
+    schedule_from: int = 0
+    """Iteration at which that length became known, if not at the start; recorded by runs with --minutes."""
 
 
 # --- the paper, as pure functions -------------------------------------------------------------------------------------
@@ -281,7 +283,8 @@ class Sdpg(Algorithm):
         return room
 
     def update(self, rollout: Rollout, total_iterations: int) -> Metrics:
-        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""
+        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here. Unless the
+        options tell how long schedules are, it is `total_iterations`; 0: nobody knows yet."""
         total = self.cfg.schedule_iterations or total_iterations
         # Its own generator per iteration: the state of all randomness is the iteration number.
         generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
@@ -350,7 +353,7 @@ class Sdpg(Algorithm):
         sources = {name: view.flatten(0, 1) for name, view in rollout.sources.items()}
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
-            lr = cosine_lr(self.iteration, total, cfg.actor_lr, cfg.actor_lr_min, cfg.warmup)
+            lr = cosine_lr(self.iteration, total, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
         places = self._places(~rollout.failed[..., 0])  # what a nominal saw before it failed may not be finite
         samples, temperature = len(places), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses: list[Tensor] = []
@@ -410,7 +413,7 @@ class Sdpg(Algorithm):
         places = self._places(~rollout.failed if good is None else good)
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
-            lr = linear_lr(self.iteration, total, lr, 0.1 * lr)
+            lr = linear_lr(self.iteration, total, lr, 0.1 * lr, cfg.schedule_from)
         losses, skipped = [], 0
         for _ in range(cfg.critic_passes):
             order = torch.randperm(len(places), generator=generator, device="cpu")
