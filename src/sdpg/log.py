@@ -37,7 +37,11 @@ class RunLog:
     ):
         """`resume_at`: go on in place after this iteration; rows beyond it are dropped."""
         self._folder, self._warn, self._warned = folder, warn, False
-        self._sinks: list[Sink] = [JsonLines(folder / METRICS, resume_at)]
+        if resume_at is not None and (folder / METRICS).exists():
+            spoiled = truncate(folder / METRICS, resume_at)
+            if spoiled:
+                warn(f"{folder / METRICS}: lines that can't be read as rows: {spoiled}; all others are kept")
+        self._sinks: list[Sink] = [JsonLines(folder / METRICS)]
         try:
             self._sinks.append(Events(folder, resume_at))
         except OSError as error:
@@ -71,9 +75,7 @@ class RunLog:
 class JsonLines:
     """Rows that can't be written wait for the next call; the file never holds a part of one."""
 
-    def __init__(self, path: Path, resume_at: int | None = None):
-        if resume_at is not None and path.exists():
-            truncate(path, resume_at)
+    def __init__(self, path: Path):
         self._path, self._waiting = path, list[bytes]()
         self._open()
 
@@ -149,27 +151,34 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def truncate(path: Path, iteration: int) -> None:
-    """Drop the rows beyond `iteration`, and a last line that was torn."""
-    keep = 0
+def truncate(path: Path, iteration: int) -> int:
+    """Drop the rows beyond `iteration`, and a last line that was torn; how many rows are missing because their lines
+    are none. Those lines stay where they are: readers leave them out."""
+    keep = last = spoiled = 0
     with open(path, "rb+") as file:
         for line in file:
-            try:
-                good = line.endswith(b"\n") and json.loads(line)["iteration"] <= iteration
-            except (ValueError, KeyError, TypeError):
-                good = False
-            if not good:
+            row = _row(line)
+            if not line.endswith(b"\n"):
+                spoiled += last < iteration  # else it was the next one, which is computed anew
+                break
+            if row is not None and row["iteration"] > iteration:
                 break
             keep += len(line)
+            last, spoiled = (last, spoiled + 1) if row is None else (row["iteration"], spoiled)
         file.truncate(keep)
+    return spoiled
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run, oldest first; a torn line is left out."""
-    rows = []
-    for line in (run / METRICS).read_bytes().splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("iteration"), int):
-                rows.append(row)
-    return rows
+    """The rows of a run, oldest first; lines that are none, such as a torn one, are left out."""
+    rows = map(_row, (run / METRICS).read_bytes().splitlines())
+    return [row for row in rows if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None if it is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("iteration")) is int else None

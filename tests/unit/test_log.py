@@ -37,6 +37,25 @@ def test_a_resumed_log_goes_on_in_place(tmp_path: Path) -> None:
     assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_spoiled_line_costs_its_row_alone(tmp_path: Path) -> None:
+    assert not _write(tmp_path, range(1, 7))
+    lines = (tmp_path / log.METRICS).read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2][:9] + b"\n"
+    (tmp_path / log.METRICS).write_bytes(b"".join(lines))
+    (warning,) = _write(tmp_path, range(7, 9), resume_at=6)
+    assert "can't be read as rows: 1; all others are kept" in warning
+    assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("resume_at", "missing"), [(6, 1), (5, 0)])
+def test_a_torn_end_is_told_if_its_row_is_not_computed_anew(resume_at: int, missing: int, tmp_path: Path) -> None:
+    _write(tmp_path, range(1, 7))
+    data = (tmp_path / log.METRICS).read_bytes()
+    (tmp_path / log.METRICS).write_bytes(data[:-5])
+    assert len(_write(tmp_path, range(resume_at + 1, 8), resume_at)) == missing
+    assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, *range(resume_at + 1, 8)]
+
+
 def test_tensorboard_reads_the_events_and_forgets_what_a_resume_overtook(tmp_path: Path) -> None:
     _write(tmp_path, range(1, 8))
     first = next(tmp_path.glob("events*"))
@@ -121,7 +140,10 @@ def test_every_sink_gets_every_row_and_is_closed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_row_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / log.METRICS).write_bytes(b'{"iteration": 1}\n\xff\xfe\n3\n{"iteration": "x"}\n{"iteration": 2}\n{"iter')
+    (tmp_path / log.METRICS).write_bytes(
+        b'{"iteration": 1}\n\xff\xfe\n3\n{"iteration": true}\n' + b"[" * 99999 + b"\n"
+        b'{"iteration": "x"}\n{"iteration": 2}\n{"iter'
+    )
     assert [row["iteration"] for row in log.read(tmp_path)] == [1, 2]
 
 
