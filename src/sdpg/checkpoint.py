@@ -6,18 +6,20 @@
                          state.json         format, version, iteration, plain numbers, names of the tensors, config
                          manifest.json      size and SHA-256 of the two
 
-Nothing here is ever unpickled: a checkpoint from a stranger can't run code.
+Nothing here is ever unpickled, and what a checkpoint says is checked before it is used (`folder.cfg_from_dict`): one
+from a stranger can't run code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,19 @@ TENSORS, STATE, MANIFEST, LAST, BEST = "tensors.safetensors", "state.json", "man
 _NAME = re.compile(r"\d{8}")
 _TEMPORARY = ".tmp-"
 
+# What systems say that can't sync a folder, such as some network drives.
+_CANT_SYNC = (errno.EACCES, errno.EISDIR, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
 Tree = Mapping[str, Any]
 """Nested mappings whose leaves are tensors, numbers, strings or None."""
+
+
+class Damaged(SdpgError):
+    """A checkpoint, or the pointer to it, that can't be used: `what` is wrong. Another one of the run may be sound."""
+
+    def __init__(self, what: str, fix: str):
+        super().__init__(f"{what}; {fix}")
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,14 @@ class Checkpoint:
     cfg: dict[str, Any]
     state: dict[str, Any]  # the tree that was saved; keys are strings, tensors are on the CPU
     score: float | None = None  # how good it was when it was saved; what "best" goes by
+
+    @property
+    def seconds(self) -> float:
+        """Of training until then."""
+        try:
+            return float(self.state["run"]["seconds"])
+        except (KeyError, TypeError, ValueError):
+            raise SdpgError(f"the checkpoint of iteration {self.iteration} does not tell its seconds") from None
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
@@ -182,15 +203,16 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Makes a rename survive a power cut; some systems can't open folders, and lose nothing but that."""
+    """Makes a rename survive a power cut; some systems can't, and lose nothing but that."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except (PermissionError, IsADirectoryError):
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _CANT_SYNC:
+            raise
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -205,28 +227,49 @@ def find(run: Path, which: str | int = "last") -> Path:
     """The checkpoint folder of a run (or `run` itself, if it is one): the last, the best, or that of an iteration."""
     if (run / MANIFEST).is_file() or (run / STATE).is_file():
         return run
-    if not run.is_dir():
-        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
-    root = run / "checkpoints"
-    known = [path.name for path in _numbered(root)]
-    if not known:
-        raise SdpgError(f"'{run}' holds no checkpoint; give a folder that `sdpg train` wrote, with checkpoints/ in it")
+    known = [path.name for path in _of_run(run)]
+    root, listed = run / "checkpoints", ", ".join(known)
     if which in (LAST, BEST):
         name = _pointer(root, str(which))
         if not name and which == BEST:
             raise SdpgError(f"'{run}' has no best checkpoint yet: no episode had ended; give last")
         name = name or known[-1]  # killed between the first rename and its pointer
         if not _NAME.fullmatch(name):
-            raise SdpgError(
-                f"'{root / str(which)}' names '{name[:40]}', not a checkpoint; write one of {', '.join(known)} there"
+            raise Damaged(
+                f"'{root / str(which)}' names {name[:40]!r}, not a checkpoint", f"write one of {listed} there"
             )
     elif str(which).isdecimal():
         name = f"{int(which):08d}"
     else:
-        raise SdpgError(f"checkpoint '{which}' is not last, best or an iteration; known: {', '.join(known)}")
+        raise SdpgError(f"checkpoint '{which}' is not last, best or an iteration; known: {listed}")
     if name not in known:
-        raise SdpgError(f"'{run}' has no checkpoint {name}; known: {', '.join(known)}")
+        raise Damaged(f"'{run}' has no checkpoint {name}", f"known: {listed}")
     return root / name
+
+
+def newest_sound(run: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """What a run goes on from: its last checkpoint, or the newest that is not damaged, with a warning."""
+    known = _of_run(run)
+    try:
+        return load(find(run))
+    except Damaged as error:
+        refusal = error
+    for folder in reversed(known):
+        with contextlib.suppress(Damaged):
+            saved = load(folder)
+            warn(f"{refusal.what}; going on from iteration {saved.iteration}, the newest that is sound")
+            return saved
+    raise refusal
+
+
+def _of_run(run: Path) -> list[Path]:
+    """Its checkpoints, oldest first: at least one."""
+    if not run.is_dir():
+        raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
+    known = _numbered(run / "checkpoints")
+    if not known:
+        raise SdpgError(f"'{run}' holds no checkpoint; give a folder that `sdpg train` wrote, with checkpoints/ in it")
+    return known
 
 
 def _pointer(root: Path, name: str) -> str:
@@ -294,7 +337,7 @@ def _parse(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     return value
 
 
-def _refuse(folder: Path, reason: str) -> SdpgError:
+def _refuse(folder: Path, reason: str) -> Damaged:
     others = [path.name for path in _numbered(folder.parent) if path.name != folder.name]
     fix = f"older ones: {', '.join(others)} (write a name into {folder.parent / LAST})" if others else "train anew"
-    return SdpgError(f"checkpoint '{folder}' is damaged or foreign: {reason}; {fix}")
+    return Damaged(f"checkpoint '{folder}' is damaged or foreign: {reason}", fix)

@@ -94,12 +94,12 @@ def _load(folders: Sequence[Path], metric: str) -> list[Curve]:
     for folder, label in zip(folders, _labels(folders), strict=True):
         config, rows = curves.load(folder)
         known |= {name for row in rows[-1:] for name in row}
-        session = (config.get("sessions") or [{}])[-1]
+        versions = (config["sessions"] or [{}])[-1].get("versions")
         found.append(
             Curve(
                 label=label,
                 info=runs.look(folder),
-                options=_flat(config["cfg"]) | _flat(session.get("versions", {}), "versions."),
+                options=_flat(config["cfg"]) | _flat({"versions": versions or {}}),
                 axes={
                     axis: curves.column((row.get(key) for row in rows), scale)
                     for axis, (key, scale) in curves.AXES.items()

@@ -17,6 +17,7 @@ import os
 import socket
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -57,7 +58,10 @@ class RunFolder:
         earlier: list[Any] = []
         if resume and path is not None:
             self.path = Path(path)
-            earlier = read_config(self.path).get("sessions", [])
+            try:
+                earlier = read_config(self.path)["sessions"]
+            except SdpgError:  # the checkpoint that the run goes on from has its options, too
+                warn(f"'{self.path / CONFIG}' can't be read: it is written anew, without its earlier sessions")
             if earlier and earlier[-1].get("model_sha256") != model_hash:
                 warn("the task's scene is not the one this run was started with")
             device = earlier[-1].get("device", "cpu") if earlier else env.device.type
@@ -142,14 +146,17 @@ def to_go_on_with(cfg: TrainCfg, run: str | None) -> str | None:
     """What `--resume auto` means: `run`, or the newest run of this task, algorithm and kind of observations, if it has
     a checkpoint to go on from; else None. If `run` was killed before its first checkpoint, it is set aside under
     another name, and begins anew."""
-    runs = [Path(run)] if run is not None else sorted(home(cfg).glob("*"), reverse=True)  # names are dates
-    for path in runs:
+    if run is not None:
+        if any((Path(run) / "checkpoints").glob("[0-9]*")):
+            return run
+        if (Path(run) / CONFIG).is_file():
+            _set_aside(Path(run))
+        return None
+    for path in sorted(home(cfg).glob("*"), reverse=True):  # names are dates
         with suppress(SdpgError):
-            saved = read_config(path)["cfg"]
-            if not any((path / "checkpoints").glob("[0-9]*")):
-                if run is not None:
-                    _set_aside(path)
-            elif run is not None or (saved.get("task"), saved.get("obs")) == (cfg.task, cfg.obs):
+            saved = saved_options(path)
+            same = (saved.get("task"), saved.get("obs")) == (cfg.task, cfg.obs)
+            if same and any((path / "checkpoints").glob("[0-9]*")):
                 return str(path)
     return None
 
@@ -190,28 +197,70 @@ RESUMABLE = frozenset(
 )
 
 
+def saved_options(run: Path) -> dict[str, Any]:
+    """Of a run: from config.json, or, if that can't be read, from its newest sound checkpoint."""
+    try:
+        return read_config(run)["cfg"]
+    except SdpgError as refusal:
+        try:
+            return checkpoint.newest_sound(run, lambda message: None).cfg
+        except SdpgError:
+            raise refusal from None
+
+
 def cfg_from_dict(values: Mapping[str, Any]) -> TrainCfg:
-    """The inverse of dataclasses.asdict after a trip through JSON."""
-    cfg = _build(TrainCfg, values)
+    """The inverse of dataclasses.asdict after a trip through JSON and a file that may be a stranger's: every value is
+    of the type that it must have, and a task that is not registered by name is the `task` that the user gave, too."""
+    cfg = _build(TrainCfg, values, "")
     cfg.validate()
     return cfg
 
 
-def _build(cls: Any, values: Mapping[str, Any]) -> Any:
+def _build(cls: Any, values: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     unknown = set(values) - {field.name for field in dataclasses.fields(cls)}
     if unknown:
         raise SdpgError(f"the saved config has options that this sdpg does not know: {', '.join(sorted(unknown))}")
-    made: dict[str, Any] = {}
-    for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            made[name] = _build(hints[name], value)
-        else:
-            made[name] = tuple(value) if isinstance(value, list) else value
+    made = {name: _typed(value, hints[name], prefix + name.replace("_", "-")) for name, value in values.items()}
     try:
         return cls(**made)
     except TypeError as error:
         raise SdpgError(f"the saved config is not one of sdpg: {error}") from error
+
+
+def _typed(value: Any, kind: Any, option: str) -> Any:
+    """`value` of JSON as a `kind`: what fields of configurations are annotated with."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return _build(kind, value, f"{option}.")
+    if not _fits(value, kind):
+        raise SdpgError(f"the saved config has {option} {str(value)[:40]!r}; it must be {_described(kind)}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin is tuple:
+        kinds = parts[:1] * len(value) if isinstance(value, list | tuple) and parts[-1] is ... else parts
+        return isinstance(value, list | tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind  # so that True is no number
+
+
+def _described(kind: Any) -> str:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_described, parts))
+    if origin is Literal:
+        return f"one of {', '.join(parts)}"
+    if origin is tuple:
+        return f"a list: {', '.join('...' if part is ... else _described(part) for part in parts)}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    return names.get(kind, "an object")
 
 
 def options(cfg: TrainCfg) -> dict[str, Any]:

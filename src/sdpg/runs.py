@@ -77,16 +77,19 @@ def look(folder: Path) -> Run:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a run folder."""
+    """config.json of a run folder: "cfg", its options, and "sessions", a list of facts."""
     if not run.is_dir():
         raise SdpgError(f"no run folder '{run}'; give the folder that `sdpg train` printed (runs/TASK/ALGORITHM/DATE)")
     try:
         config = json.loads((run / CONFIG).read_bytes())
+        sessions = config.setdefault("sessions", [])
         if not isinstance(config["cfg"], dict):
             raise ValueError("no 'cfg' in it")
+        if not isinstance(sessions, list) or not all(isinstance(session, dict) for session in sessions):
+            raise ValueError("its 'sessions' are no list of objects")
     except FileNotFoundError:
         raise SdpgError(f"'{run}' is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SdpgError(f"'{run / CONFIG}' can't be read: {error}; give another run") from error
     return config
 
@@ -137,7 +140,7 @@ def _deduced(folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str
     # The clock is looked at after the last row is written.
     finished = iteration >= cfg["iterations"] or (minutes is not None and seconds >= 0.99 * 60.0 * minutes)
     state = "finished" if finished else "running" if time.time() - updated < QUIET else "interrupted"
-    sessions = config.get("sessions") or [{}]
+    sessions = config["sessions"] or [{}]
     return {
         "state": state,
         "message": "",

@@ -30,9 +30,9 @@ from sdpg.folder import (
     cant_write,
     cfg_from_dict,
     engine_of,
-    read_config,
     refuse_another,
     refuse_what_is_there,
+    saved_options,
     versions,
 )
 from sdpg.log import RunLog
@@ -65,8 +65,9 @@ def train(
 ) -> dict[str, Any]:
     """Run until `cfg.iterations`, `cfg.minutes` or `stop()`; the summary of the run.
 
-    With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped. Every rank of `group`
-    makes this call; they stop if `stop()` holds on one of them. `now` tells the seconds that minutes are made of.
+    With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped; it must be of
+    `cfg.task`, the only task that is ever imported. Every rank of `group` makes this call; they stop if `stop()` holds
+    on one of them. `now` tells the seconds that minutes are made of.
     """
     started = now()
     cfg.validate()
@@ -75,7 +76,11 @@ def train(
         raise SdpgError(f"num-nominal {cfg.num_nominal} can't be shared by {group.size} ranks; give {nearest}")
     if group.rank:
         report = _silent
-    saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume))
+
+    def warn(message: str) -> None:
+        report("warning", {"message": message})
+
+    saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume, warn))
     before = cfg_from_dict(saved.cfg) if saved is not None else cfg
     cfg = _with_schedules(cfg, before.algo.schedule_iterations, before.algo.schedule_from)
     if saved is not None:
@@ -96,12 +101,12 @@ def train(
     use_threads(threads)
     env, algo = group.together(lambda: _build(cfg, engine.device, saved, threads, group))
     algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
-    earlier = float(saved.state["run"]["seconds"]) if saved is not None else 0.0  # seconds of other sessions
+    earlier = saved.seconds if saved is not None else 0.0  # of other sessions
 
     def take_up() -> _Run:
         folder: RunFolder | None = None
         if group.rank == 0:
-            folder = RunFolder(run_dir, cfg, env, resume, lambda message: report("warning", {"message": message}))
+            folder = RunFolder(run_dir, cfg, env, resume, warn)
         return _Run(cfg, folder, env, algo, report, lambda: earlier + now() - started, group)
 
     run = group.together(take_up)
@@ -111,12 +116,12 @@ def train(
     return run.loop(stop)
 
 
-def _look(cfg: TrainCfg, run: Path | None, resume: bool) -> checkpoint.Checkpoint | None:
+def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
     """What the run goes on from; or nothing, and nothing that it would overwrite."""
     track.require(cfg.track)
     if run is not None and resume:
-        saved = checkpoint.load(checkpoint.find(run))
-        recorded = cfg_from_dict(read_config(run)["cfg"]).algo  # it may have become known after this checkpoint
+        saved = checkpoint.newest_sound(run, warn)
+        recorded = cfg_from_dict(saved_options(run)).algo  # it may have become known after this checkpoint
         known = _with_schedules(cfg_from_dict(saved.cfg), recorded.schedule_iterations, recorded.schedule_from)
         return dataclasses.replace(saved, cfg=dataclasses.asdict(known))
     if run is not None:
@@ -400,7 +405,10 @@ class _Run:
         }
         physics = "look at its actuators, contacts and timestep"
         fix = next((fix for kind, fix in fixes.items() if what.startswith(kind)), physics)
-        look = f"`sdpg replay {dumps[-1]}` shows how it came about" if dumps else f"`sdpg check {task}` looks closer"
+        look = f"`sdpg check {task}` looks closer"
+        if dumps:
+            typed = f" --task {task}" if ":" in task else ""
+            look = f"`sdpg replay {dumps[-1]}{typed}` shows how it came about"
         return (
             f"task '{task}': {100 * failed:.0f} % of its world-steps gave a non-finite or exploded reward or state "
             f"({what}); {fix} ({look}), or allow more by --max-failed"

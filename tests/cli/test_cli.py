@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
-from sdpg import checkpoint, cli, doctor, train
+from sdpg import checkpoint, cli, doctor, log, train
 from sdpg.cli import main
 from sdpg.display import Display, progress
 from sdpg.errors import SdpgError
@@ -169,6 +169,21 @@ def test_resume_auto_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main([*job, *TINY]) == 0
     assert json.loads(capsys.readouterr().out)["iteration"] == 2
     assert (tmp_path / "job-unsaved1/metrics.jsonl").is_file()  # nothing is lost
+
+
+def test_resume_auto_survives_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The newest checkpoint and config.json: with --run, and without."""
+    monkeypatch.chdir(tmp_path)
+    for where in (["--run", "job"], []):
+        assert main(["train", "cartpole", *TINY, "--checkpoint-every", "1", *where, "--json"]) == 0
+        run = Path(json.loads(capsys.readouterr().out)["run"])
+        (run / "config.json").write_text((run / "config.json").read_text()[:50])
+        (run / "checkpoints/00000002/tensors.safetensors").write_bytes(b"")
+        assert main(["train", "cartpole", *where, "--resume", "auto", "--iterations", "3", "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert (json.loads(out)["run"], json.loads(out)["iteration"]) == (str(run), 3)
+        assert "warning: checkpoint" in err and "going on from iteration 1" in err and "is written anew" in err
+        assert [row["iteration"] for row in log.read(run)] == [1, 2, 3]
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(

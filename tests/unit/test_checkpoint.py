@@ -4,11 +4,13 @@ import errno
 import json
 import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import vouch
 
 from sdpg import checkpoint
 from sdpg.errors import SdpgError
@@ -148,20 +150,27 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert checkpoint.load(checkpoint.find(tmp_path)).iteration == 1
 
 
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_system_that_cannot_sync_folders_saves_all_the_same(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def files_only(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    checkpoint.save(_root(tmp_path), 1, _state(), {})
+    assert checkpoint.load(checkpoint.find(tmp_path)).iteration == 1
+
+
 def _refused(folder: Path) -> str:
     with pytest.raises(SdpgError) as caught:
         checkpoint.load(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def _resign(folder: Path) -> None:
-    """Make the manifest fit what is there."""
-    files = {}
-    for name in (checkpoint.TENSORS, checkpoint.STATE):
-        data = (folder / name).read_bytes()
-        files[name] = {"size": len(data), "sha256": checkpoint._sha256(data)}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps({"files": files}))
 
 
 def test_damage_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -203,19 +212,19 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     header = json.loads((folder / checkpoint.STATE).read_text())
 
     (folder / checkpoint.STATE).write_text(json.dumps(header | {"format": "other"}))
-    _resign(folder)
+    vouch(folder)
     assert "not of an sdpg checkpoint" in _refused(folder)
 
     (folder / checkpoint.STATE).write_text(json.dumps(header | {"version": 99}))
-    _resign(folder)
+    vouch(folder)
     assert "format version 99" in _refused(folder)
 
     (folder / checkpoint.STATE).write_text(json.dumps(header | {"tensors": []}))
-    _resign(folder)
+    vouch(folder)
     assert "tensors" in _refused(folder)
 
     (folder / checkpoint.STATE).write_text(json.dumps({"format": checkpoint.FORMAT, "version": checkpoint.VERSION}))
-    _resign(folder)
+    vouch(folder)
     assert "KeyError" in _refused(folder)
 
 
@@ -229,7 +238,7 @@ class Payload:
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     folder = checkpoint.save(_root(tmp_path), 1, _state(), {})
     (folder / checkpoint.TENSORS).write_bytes(pickle.dumps(Payload()))
-    _resign(folder)
+    vouch(folder)
     assert "damaged or foreign" in _refused(folder)
     assert not Payload.ran
 

@@ -15,7 +15,9 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    set("build declarations situations checkpoint log folder pace plan quarantine train evaluate bench check doctor".split())
+    set(
+        "build declarations situations checkpoint log folder pace plan quarantine train evaluate bench check doctor".split()
+    )
     | set("runs curves compare track options video view replay display".split()),
     {"cli", "__main__"},
 ]

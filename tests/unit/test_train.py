@@ -233,7 +233,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     train.train(tiny("cartpole", iterations=1), tmp_path / "run")
-    with pytest.raises(SdpgError, match="can't change when it goes on: task cartpole -> hopper"):
+    with pytest.raises(SdpgError, match="of task 'cartpole', not 'hopper'"):
         train.train(tiny("hopper", iterations=2), tmp_path / "run", resume=True)
 
 
@@ -325,6 +325,54 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert checkpoint.load(checkpoint.find(tmp_path / "run", "best")).score == 9.0
 
 
+def _damage(run: Path, iteration: int) -> None:
+    file = run / "checkpoints" / f"{iteration:08}" / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def test_a_damaged_checkpoint_costs_the_iterations_since_the_one_before(tmp_path: Path) -> None:
+    cfg = tiny(iterations=6, checkpoint_every=2)
+    train.train(cfg, tmp_path / "whole")
+    train.train(cfg, tmp_path / "run")
+    _damage(tmp_path / "run", 6)
+    recorder = Recorder()
+    train.train(cfg, tmp_path / "run", resume=True, report=recorder)
+    (message,) = recorder.messages()
+    assert "00000006' is damaged" in message and "going on from iteration 4" in message
+    _assert_same(tmp_path / "whole", tmp_path / "run")
+    (tmp_path / "run/checkpoints/last").write_bytes(bytes(9))  # as a power cut may leave it
+    train.train(replace(cfg, iterations=7), tmp_path / "run", resume=True, report=recorder)
+    assert "going on from iteration 6" in recorder.messages()[1]
+    for iteration in (4, 6, 7):
+        _damage(tmp_path / "run", iteration)
+    with pytest.raises(SdpgError, match="00000007' is damaged or foreign"):
+        train.train(replace(cfg, iterations=8), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train.train(tiny(iterations=2, checkpoint_every=1), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "VERSION", 2)
+        checkpoint.save(tmp_path / "run/checkpoints", 3, {}, {})
+    with pytest.raises(SdpgError, match="has format version 2"):
+        train.train(tiny(iterations=4), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("config", ['{"cfg": {"task": "cart', None, '{"cfg": {}, "sessions": [3]}'])
+def test_a_run_goes_on_without_its_config(config: str | None, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train.train(tiny(iterations=2), run)
+    (run / "config.json").unlink()
+    if config is not None:
+        (run / "config.json").write_text(config)
+    recorder = Recorder()
+    cfg = folder.cfg_from_dict(folder.saved_options(run))
+    assert cfg == replace(tiny(iterations=2), sim=cfg.sim, algo=cfg.algo)
+    train.train(replace(cfg, iterations=3), run, resume=True, report=recorder)
+    assert "config.json' can't be read: it is written anew" in recorder.messages()[0]
+    assert folder.read_config(run)["cfg"]["iterations"] == 3
+
+
 def test_a_changed_scene_is_told(tmp_path: Path) -> None:
     train.train(tiny(iterations=1), tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -335,6 +383,26 @@ def test_a_changed_scene_is_told(tmp_path: Path) -> None:
     assert "scene is not the one" in recorder.messages()[0]
 
 
+WRONG = [  # option, value in a file, what it must be
+    ("task", 3, "a text"),
+    ("track", "os.path", "one of none, wandb, trackio"),  # what is looked for is imported
+    ("obs", ["state"], "one of state, pixels"),
+    ("sim", "gpu", "one of auto, cpu, warp"),
+    ("algorithm", None, "one of sdpg"),
+    ("num-nominal", 3.0, "a whole number"),
+    ("num-nominal", True, "a whole number"),
+    ("minutes", "3", "a number or null"),
+    ("deterministic", 1, "true or false"),
+    ("algo", 3, "an object"),
+    ("algo.horizon", "x", "a whole number"),
+    ("algo.encoder", "unknown", "one of drqv2"),
+    ("algo.gamma", "0.9", "a number"),
+    ("algo.log-std-bounds", [1.0], "a list: a number, a number or null"),
+    ("algo.actor-widths", [64, "x"], "a list: a whole number, ..."),
+    ("algo.actor-widths", "64", "a list: a whole number, ..."),
+]
+
+
 def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SdpgError, match="does not know: bogus"):
         folder.cfg_from_dict({"task": "x", "bogus": 1})
@@ -342,6 +410,11 @@ def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.cfg_from_dict({})
     with pytest.raises(SdpgError, match="num-nominal must be at least 1"):
         folder.cfg_from_dict({"task": "x", "num_nominal": 0})
+    for option, value, fix in WRONG:
+        *parents, name = option.replace("-", "_").split(".")
+        values = {"algo": {name: value}} if parents else {name: value}
+        with pytest.raises(SdpgError, match=rf"has {option} .*; it must be {fix}"):
+            folder.cfg_from_dict({"task": "x"} | values)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SdpgError, match="no GPU that torch can use"):
         train.train(tiny(device="cuda"))
