@@ -213,9 +213,12 @@ class BranchedEnv:
 
         self._clock.copy_(state["clock"])
         self._step_rng.counter.copy_(state["step_rng"])
-        self._memory = {name: branched(state[f"memory.{name}"]).unflatten(0, self.grid) for name in self._memory}
-        sim = {name: values for name, values in state.items() if name.startswith("sim.")}
-        self.sim.load_state_dict({name.removeprefix("sim."): branched(values) for name, values in sim.items()})
+        memory = {name: branched(state[f"memory.{name}"]).unflatten(0, self.grid) for name in self._memory}
+        for name, values in memory.items():
+            if values.shape != self._memory[name].shape:
+                raise ValueError(f"memory '{name}' is {tuple(values.shape)}, not {tuple(self._memory[name].shape)}")
+        self._memory = memory
+        self.sim.load_state_dict({name: branched(values) for name, values in self._of_sim(state).items()})
         self._apart.zero_()
         self._moved, self._views = True, None
 
@@ -257,6 +260,15 @@ class BranchedEnv:
             return values.reshape(self.num_nominal, -1, *values.shape[1:])[:, 0]
         all_worlds = name.startswith("memory.") and values.dim() == self._memory[name.removeprefix("memory.")].dim()
         return values[:, 0] if all_worlds else values
+
+    def _of_sim(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The engine's part. A state may come from a stranger's file: of the model, it changes what the task gives
+        values to, and nothing else. With indices that lead anywhere, an engine in C would crash."""
+        mine = {name.removeprefix("sim."): values for name, values in state.items() if name.startswith("sim.")}
+        known = self.sim.state_dict(self._worlds[:1, 0]).keys() | {f"params.{name}" for name in self.task.params}
+        if strange := sorted(mine.keys() - known):
+            raise ValueError(f"the engine's state has '{strange[0]}', which is not the task's")
+        return mine
 
     def _own(self, view: Tensor) -> Tensor:
         """A copy if `view` is live physics or memory, which the next step or restart overwrites."""
