@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,15 @@ def load(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _images_per_iteration(cfg: Mapping[str, Any]) -> int | None:
-    """N T for each camera that the policy sees; None if its task is not there to be asked."""
+    """N T for each camera that the policy sees; None if its task is not there to be asked, or known by no name."""
     if cfg.get("obs", "state") == "state":
         return 0
-    from sdpg.tasks.base import make_task  # with torch, which older runs from pixels alone need
+    from sdpg.tasks.base import make_task, named_in_file  # with torch, which older runs from pixels alone need
 
     try:
-        task = make_task(cfg["task"])
+        task = make_task(named_in_file(cfg["task"]))
         cameras = sum(source in task.cameras for source in task.inputs[cfg["obs"]])
-        return cameras * cfg["num_nominal"] * cfg["algo"]["horizon"]
+        return cameras * index(cfg["num_nominal"]) * index(cfg["algo"]["horizon"])
     except (SdpgError, KeyError, TypeError):
         return None
 

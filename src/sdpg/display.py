@@ -60,7 +60,8 @@ class Display:
         elif what == "end":
             self._print(f"{_END[facts['reason']]} after iteration {facts['iteration']}, {facts['seconds']:.0f} s")
             if facts["iteration"]:
-                self._print(f"look at it: sdpg eval {facts['run']}")
+                typed = f" --task {self.cfg.task}" if ":" in self.cfg.task else ""
+                self._print(f"look at it: sdpg eval {facts['run']}{typed}")
 
     def _print(self, text: str, stderr: bool = False) -> None:
         if stderr and self.live is None:

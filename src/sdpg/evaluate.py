@@ -31,13 +31,15 @@ def evaluate(
     which: str | int = "last",
     threads: int = 0,
     watch: Watch = iter,
+    task: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder, on the engine that it was
-    trained with; on a GPU if the run allows it and there is one."""
+    trained with; on a GPU if the run allows it and there is one. A `task` that is not registered by name must be given:
+    a file does not choose which code is imported."""
     refuse_out_of_range({"episodes": episodes, "seed": seed, "threads": threads})
     folder = checkpoint.find(Path(run), which)
     saved = checkpoint.load(folder)
-    cfg = replace(cfg_from_dict(saved.cfg), num_nominal=episodes)
+    cfg = replace(cfg_from_dict(saved.cfg, task), num_nominal=episodes)
     engine = choose_engine(engine_of(cfg), "cpu" if cfg.device == "cpu" else "auto")
     size = replace(cfg, num_auxiliary=0, memory_gb=None, algo=replace(cfg.algo, horizon=1))
     make_plan(replace(size, sim=engine.sim, device=engine.device)).refuse_episodes_that_do_not_fit()
@@ -64,7 +66,7 @@ def evaluate(
         "device": engine.device,
         "checkpoint": str(folder),
         "iteration": saved.iteration,
-        "train_seconds": saved.state["run"]["seconds"],
+        "train_seconds": saved.seconds,
         "train_seed": cfg.seed,
         "seed": seed,
         **result,

@@ -35,6 +35,7 @@ from sdpg.config import TrainCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.runs import CONFIG, STATUS, State, read_config
+from sdpg.tasks.base import named_in_file
 
 LOCK = ".lock"
 
@@ -208,10 +209,11 @@ def saved_options(run: Path) -> dict[str, Any]:
             raise refusal from None
 
 
-def cfg_from_dict(values: Mapping[str, Any]) -> TrainCfg:
+def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCfg:
     """The inverse of dataclasses.asdict after a trip through JSON and a file that may be a stranger's: every value is
     of the type that it must have, and a task that is not registered by name is the `task` that the user gave, too."""
     cfg = _build(TrainCfg, values, "")
+    named_in_file(cfg.task, task)
     cfg.validate()
     return cfg
 

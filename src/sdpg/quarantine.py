@@ -6,7 +6,7 @@ copied: the rows of the N nominals, and the actions and controls of all worlds, 
 
     <run>/bad/<iteration>-<row>-<branch>.safetensors     tensors, the model in MuJoCo's binary format, and a JSON text
 
-Nothing here is ever unpickled.
+Nothing here is ever unpickled, and `sdpg replay` imports and loads nothing that the file alone asks for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Moment:
 class Dump:
     """The last B control steps of a world that failed in the last of them; on the CPU, wherever it was simulated."""
 
-    about: dict[str, Any]  # task, seed, iteration, row, branch, apart, max_value, what, versions
+    about: dict[str, Any]  # task, sim, seed, iteration, row, branch, apart, max_value, what, versions
     start: dict[str, Tensor]  # name -> (1, ...): BranchedEnv.column(0) before the first step
     rows: Tensor  # (B or fewer, S) integration states before each step, as long as it was its nominal
     action: Tensor  # (B, A)
@@ -190,7 +190,12 @@ def _beyond(env: BranchedEnv, numbers: Mapping[str, Tensor], row: int, branch: i
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_ABOUT = ("task", "iteration", "seed", "row", "branch", "apart", "max_value", "what")  # the least that a dump tells
+_ABOUT: dict[str, tuple[type, ...]] = {  # the least that a dump tells
+    "task": (str,),
+    "max_value": (int, float),
+    "what": (list,),
+    **dict.fromkeys(("iteration", "seed", "row", "branch", "apart"), (int,)),
+}
 _PARTS = ("rows", "action", "control", "fingerprint", "end")  # the tensors of a dump beside its start
 
 
@@ -224,13 +229,13 @@ def load(path: Path) -> Dump:
             raise SdpgError(
                 f"dump '{path}' has version {about['version']!r}, this sdpg reads {VERSION}; use the newer one"
             )
-        if missing := [name for name in _ABOUT if name not in about]:
+        if missing := [name for name, kinds in _ABOUT.items() if type(about.get(name)) not in kinds]:
             raise ValueError(f"it does not tell {', '.join(missing)}")
         model = tensors["model"].numpy().tobytes()
-        if hashlib.sha256(model).hexdigest() != about["model_sha256"]:  # before the engine, which trusts it, reads it
+        if hashlib.sha256(model).hexdigest() != about["model_sha256"]:
             raise ValueError("its model has another SHA-256 than it says")
         start = {name.removeprefix("start."): v for name, v in tensors.items() if name.startswith("start.")}
         return Dump(about, start, model=model, **{name: tensors[name] for name in _PARTS})
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else str(error)
         raise SdpgError(f"'{path}' is no dump of sdpg, or a damaged one: {reason}; give another") from error

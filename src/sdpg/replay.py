@@ -2,6 +2,9 @@
 
 Physics runs on the recorded model with the recorded controls, and must come out the same bit for bit. Rewards and
 observations are those of the task as it is now: after a mistake in it has been mended, the replay no longer fails.
+
+A dump may be a stranger's. Its task is imported if it is registered by name, or if the user names it, too. Its model is
+used if it is the task's own scene, or if the user says so: engines believe a model, and one that lies crashes them.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from sdpg.build import one_world
+from sdpg.build import compile_scene, model_bytes, one_world
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import versions
 from sdpg.quarantine import Dump, blame, fingerprint
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
-from sdpg.tasks.base import make_task
+from sdpg.tasks.base import Task, make_task, named_in_file
 from sdpg.video import beside
 
 FPS = 10  # of the film: slow motion, since 50 steps are often a single second
@@ -41,11 +44,17 @@ class Replay:
     failed: int | None  # the step in which it failed
     what: list[str]  # was wrong then
     departed: int | None  # the first step after which the physics was not as recorded
+    model: mujoco.MjModel
+    camera: str  # for the film
 
 
 @torch.no_grad()
-def replay(dump: Dump) -> Replay:
-    env = _world(dump)
+def replay(dump: Dump, task: str | None = None, trust_model: bool = False) -> Replay:
+    """`task`: the dump's, which must be given if it is not registered by name. `trust_model`: use the recorded model,
+    whatever it is; else it must be the task's scene of today."""
+    made = make_task(named_in_file(dump.about["task"], task))
+    model = _model(dump, made, trust_model)
+    env = _world(dump, made, model)
     qpos, largest, reward, failed, what, departed = [], [], [], None, [], None
     actions, controls = (x[:, None, None].to(env.device) for x in (dump.action, dump.control))  # (B, 1, 1, ...)
     for i, (action, control) in enumerate(zip(actions, controls, strict=True)):
@@ -63,30 +72,47 @@ def replay(dump: Dump) -> Replay:
         if step.failed.item():
             failed, what = i + 1, blame(env, action, 0, 0)
             break
-    return Replay(torch.stack(qpos), largest, reward, failed, what, departed)
+    return Replay(torch.stack(qpos), largest, reward, failed, what, departed, model, made.camera)
 
 
-def load_model(dump: Dump) -> mujoco.MjModel:
-    return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": dump.model})
+def _model(dump: Dump, task: Task, trust: bool) -> mujoco.MjModel:
+    """The recorded one, which no engine sees unless it is the task's own or the user trusts it."""
+    own = compile_scene(task)
+    if model_bytes(own) == dump.model:
+        return own
+    if not trust:
+        raise SdpgError(
+            f"the dump's model is not the scene of '{dump.about['task']}' as it is now, and an engine believes what a "
+            "model says; if you know where the dump comes from (was the scene changed?), say so: --trust-model"
+        )
+    try:
+        return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": dump.model})
+    except (ValueError, TypeError) as error:
+        raise _misfit(dump, error) from error
 
 
-def _world(dump: Dump) -> BranchedEnv:
+def _world(dump: Dump, task: Task, model: mujoco.MjModel) -> BranchedEnv:
     """The world as it was before the first step."""
     try:
-        about, task = dump.about, make_task(dump.about["task"])
-        sim = about.get("sim", "cpu")
-        env = one_world(task, load_model(dump), about["seed"], about["row"], about["max_value"], sim)
+        about = dump.about
+        env = one_world(task, model, about["seed"], about["row"], about["max_value"], about.get("sim", "cpu"))
         env.load_column(dump.start)
         steps = len(dump.fingerprint)
         if not steps or dump.action.shape != (steps, task.action_size) or dump.control.shape != (steps, env.sim.nu):
             raise ValueError("its actions or controls have another size")
-    except (KeyError, IndexError, RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SdpgError(
-            f"the dump does not fit the task '{dump.about.get('task')}' of this version ({reason}); use those that it "
-            f"was written with: {dump.about.get('versions')}"
-        ) from error
+        if not dump.action.is_floating_point() or not dump.control.is_floating_point():
+            raise ValueError("its actions or controls are no numbers")
+    except (KeyError, IndexError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise _misfit(dump, error) from error
     return env
+
+
+def _misfit(dump: Dump, error: Exception) -> SdpgError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SdpgError(
+        f"the dump does not fit the task '{dump.about['task']}' of this version ({reason}); use those that it was "
+        f"written with: {dump.about.get('versions')}"
+    )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -97,7 +123,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def report(path: str, dump: Dump, played: Replay) -> dict[str, Any]:
     """The facts, for people and machines."""
-    here, there = versions(), dump.about.get("versions", {})
+    here, there = versions(), dump.about.get("versions")
+    there = there if isinstance(there, dict) else {}
     steps = len(dump.action)
     return {
         "dump": path,
@@ -118,7 +145,7 @@ def tell(facts: Mapping[str, Any]) -> list[str]:
     world = f"row {facts['row']}, " + (f"auxiliary {facts['branch']}" if facts["branch"] else "the nominal")
     own = f", the last {facts['apart']} of them apart from its nominal" if facts["branch"] else ""
     lines = [f"{facts['task']}, iteration {facts['iteration']}, {world}: {facts['steps']} steps{own}"]
-    lines.append(f"recorded: {'; '.join(facts['recorded'])}")
+    lines.append(f"recorded: {'; '.join(map(str, facts['recorded']))}")
     if facts["departed_at"] is None:
         lines.append("physics: as recorded, bit for bit")
     else:
@@ -138,8 +165,8 @@ def tell(facts: Mapping[str, Any]) -> list[str]:
 
 def film(dump: Dump, played: Replay, size: int) -> Iterator[np.ndarray]:
     """Pictures (H, W, 3) uint8 of the states before each step; the last one, framed in red, stays for a while."""
-    camera = make_task(dump.about["task"]).camera
-    renderer = make_renderer(load_model(dump), 1, [View(camera, size, size)], threads=1)
+    camera = played.camera
+    renderer = make_renderer(played.model, 1, [View(camera, size, size)], threads=1)
     for i, qpos in enumerate(played.qpos):
         rgb = renderer.render(qpos[None])[camera].rgb
         assert rgb is not None

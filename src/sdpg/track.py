@@ -82,6 +82,8 @@ def _register(cfg: TrainCfg, folder: Path) -> tuple[str, int]:
     path, place = folder / TRACK, f"{cfg.track}/{cfg.track_project}"
     if path.exists():
         known = json.loads(path.read_bytes())
+        if not re.fullmatch(r"[\w.-]+", known["id"]):  # trackers make paths of it
+            raise ValueError(f"{TRACK} has an id that is none")
     else:
         stem = re.sub(r"[^\w.-]+", "-", f"{cfg.task}-{folder.resolve().name}")
         known = {"id": f"{stem}-{secrets.token_hex(4)}", "sent": {}}

@@ -81,7 +81,7 @@ def train(
         report("warning", {"message": message})
 
     saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume, warn))
-    before = cfg_from_dict(saved.cfg) if saved is not None else cfg
+    before = cfg_from_dict(saved.cfg, cfg.task) if saved is not None else cfg
     cfg = _with_schedules(cfg, before.algo.schedule_iterations, before.algo.schedule_from)
     if saved is not None:
         refuse_another(before, cfg)
@@ -121,8 +121,10 @@ def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], N
     track.require(cfg.track)
     if run is not None and resume:
         saved = checkpoint.newest_sound(run, warn)
-        recorded = cfg_from_dict(saved_options(run)).algo  # it may have become known after this checkpoint
-        known = _with_schedules(cfg_from_dict(saved.cfg), recorded.schedule_iterations, recorded.schedule_from)
+        recorded = cfg_from_dict(saved_options(run), cfg.task).algo  # it may have become known after this checkpoint
+        known = _with_schedules(
+            cfg_from_dict(saved.cfg, cfg.task), recorded.schedule_iterations, recorded.schedule_from
+        )
         return dataclasses.replace(saved, cfg=dataclasses.asdict(known))
     if run is not None:
         refuse_what_is_there(run)

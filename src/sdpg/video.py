@@ -34,21 +34,21 @@ Policy = Callable[[Obs], Tensor]
 """Observation of N = 1 world -> action (1, A) in [-1, 1]."""
 
 
-def load_policy(run: Path, which: str | int, seed: int) -> tuple[Policy, BranchedEnv]:
-    """A run's policy and one world of its task."""
+def load_policy(run: Path, which: str | int, seed: int, task: str | None = None) -> tuple[Policy, BranchedEnv]:
+    """A run's policy and one world of its task, which must be given if it is not registered by name."""
     saved = checkpoint.load(checkpoint.find(run, which))
-    env = world_of(saved, seed)
-    return policy_of(saved, env), env
+    env = world_of(saved, seed, task)
+    return policy_of(saved, env, task), env
 
 
-def world_of(saved: checkpoint.Checkpoint, seed: int) -> BranchedEnv:
+def world_of(saved: checkpoint.Checkpoint, seed: int, task: str | None = None) -> BranchedEnv:
     """One world of a checkpoint's task, seen as its policy sees it."""
-    cfg = cfg_from_dict(saved.cfg)
+    cfg = cfg_from_dict(saved.cfg, task)
     return make_env(cfg.task, 1, 0, seed, threads=1, obs=cfg.obs)
 
 
-def policy_of(saved: checkpoint.Checkpoint, env: BranchedEnv) -> Policy:
-    cfg = cfg_from_dict(saved.cfg)
+def policy_of(saved: checkpoint.Checkpoint, env: BranchedEnv, task: str | None = None) -> Policy:
+    cfg = cfg_from_dict(saved.cfg, task)
     algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
     restore(saved, algo, None)
     return algo.act

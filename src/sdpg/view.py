@@ -151,18 +151,21 @@ class Source:
     run: Path | None = None
     which: str = "last"
     folder: Path | None = None  # the checkpoint that is playing
+    task: str | None = None  # as the user gave it
 
     @staticmethod
-    def find(subject: str, kind: str | None, which: str, seed: int) -> Source:
-        """Of the run `subject`; with the `kind` "random" or "zero", of the task."""
+    def find(subject: str, kind: str | None, which: str, seed: int, task: str | None = None) -> Source:
+        """Of the run `subject`, whose `task` must be given if it is not registered by name; with the `kind` "random" or
+        "zero", of the task `subject`."""
         if kind is not None:
             policy, env = video.simple_policy(kind, subject, seed)
             return Source(policy, env, f"{kind} actions")
         run = Path(subject)
         folder = checkpoint.find(run, which)
         saved = checkpoint.load(folder)
-        env = video.world_of(saved, seed)
-        return Source(video.policy_of(saved, env), env, f"iteration {saved.iteration}", run, which, folder)
+        env = video.world_of(saved, seed, task)
+        policy, label = video.policy_of(saved, env, task), f"iteration {saved.iteration}"
+        return Source(policy, env, label, run, which, folder, task)
 
     def refresh(self) -> None:
         """Take up a newer checkpoint, if there is one. A run that just replaces or loses it is asked again later."""
@@ -172,7 +175,7 @@ class Source:
             newest = checkpoint.find(self.run, self.which)
             if newest != self.folder:
                 saved = checkpoint.load(newest)
-                self.policy = video.policy_of(saved, self.env)
+                self.policy = video.policy_of(saved, self.env, self.task)
                 self.label, self.folder = f"iteration {saved.iteration}", newest
 
 

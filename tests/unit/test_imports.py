@@ -15,10 +15,8 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    set(
-        "build declarations situations checkpoint log folder pace plan quarantine train evaluate bench check doctor".split()
-    )
-    | set("runs curves compare track options video view replay display".split()),
+    set("build declarations situations checkpoint log folder pace plan quarantine train evaluate".split())
+    | set("bench check doctor runs curves compare track options video view replay display".split()),
     {"cli", "__main__"},
 ]
 APART = LAYERS[1]

@@ -24,7 +24,7 @@ from sdpg.cli import main
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.quarantine import MAX_DUMPS, STEPS, Dump, Quarantine
-from sdpg.replay import replay
+from sdpg.replay import Replay, replay
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
 from sdpg.tasks.cartpole import Cartpole
@@ -81,6 +81,11 @@ def _action(env: BranchedEnv, t: int) -> Tensor:
     return 2 * torch.rand(*env.grid, 1, generator=torch.Generator().manual_seed(t)) - 1
 
 
+def _replay(dump: Dump) -> Replay:
+    """By one who knows the dump's task."""
+    return replay(dump, dump.about["task"])
+
+
 def _dump_of(run: Path) -> Dump:
     return quarantine.load(next((run / "bad").iterdir()))
 
@@ -105,7 +110,7 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
                     assert dump is not None
                     steps, apart = len(dump.action), dump.about["apart"]
                     assert steps == min(STEPS, int(env.clock[row])) and apart == int(env.apart[row, branch])
-                    played = replay(dump)
+                    played = _replay(dump)
                     assert (played.departed, played.failed, len(played.reward)) == (None, None, steps), (t, row, branch)
                     torch.testing.assert_close(played.reward[-1], step.reward[row, branch].item())
                     seen |= {"shared, then apart"} if steps > apart > 0 else set()
@@ -122,11 +127,11 @@ def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
     for t in range(9):
         env.step(_action(env, t))
     dump = watched._dump(1, 2)
-    assert dump is not None and replay(dump).departed is None
+    assert dump is not None and _replay(dump).departed is None
     control = dump.control.clone()
     control[4] += 1e-3
-    assert replay(replace(dump, control=control)).departed == 5
-    assert replay(replace(dump, end=dump.end + 1e-15)).departed == 9
+    assert _replay(replace(dump, control=control)).departed == 5
+    assert _replay(replace(dump, end=dump.end + 1e-15)).departed == 9
 
 
 def test_a_long_segment_is_remembered_to_its_branching(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_long_segment_is_remembered_to_its_branching(tmp_path: Path) -> None:
     nominal, auxiliary = watched._dump(0, 0), watched._dump(0, 1)
     assert nominal is not None and auxiliary is not None
     assert (len(nominal.action), len(auxiliary.action)) == (STEPS, 65)
-    assert replay(nominal).departed is None and replay(auxiliary).departed is None
+    assert _replay(nominal).departed is None and _replay(auxiliary).departed is None
     # Where the branching is forgotten there is nothing to begin with.
     short = _watched(env, "test_quarantine:Endless", tmp_path, horizon=10)
     env.step(_action(env, 65))
@@ -171,7 +176,7 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
     (path,) = watched.dumps
     assert path == tmp_path / "bad" / f"00000007-1-{branch}.safetensors"
     dump = quarantine.load(path)
-    played = replay(dump)
+    played = _replay(dump)
     assert (played.failed, played.departed, played.what) == (len(dump.action), None, what)
     assert watched.write(8) == [] and watched.dumps == [path]  # it is told once
 
@@ -189,7 +194,7 @@ def test_physics_that_blow_up_blow_up_again(max_value: float, clause: str, tmp_p
         train(cfg, tmp_path / "run")
     assert [row["iteration"] for row in log.read(tmp_path / "run")] == [1]
     dump = _dump_of(tmp_path / "run")
-    played = replay(dump)
+    played = _replay(dump)
     assert (played.failed, played.departed, played.what) == (len(dump.action), None, dump.about["what"])
     assert 3 < played.failed < 40
     shifts = played.qpos[:, 0].abs()
@@ -225,10 +230,11 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
     name = stranger("tired_task", TIRED)
     train(tiny(f"{name}:Tired", iterations=6, max_failed=1.0), tmp_path / "run")
     path = min((tmp_path / "run" / "bad").iterdir())
-    assert main(["replay", str(path)]) == 0
+    typed = ["--task", f"{name}:Tired"]
+    assert main(["replay", str(path), *typed]) == 0
     out = capsys.readouterr().out
     assert "physics: as recorded, bit for bit\n" in out and "fails: reward term 'mood' is nan" in out
-    assert main(["replay", str(path), "--json"]) == 0
+    assert main(["replay", str(path), *typed, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["reproduced"] and facts["what"] == facts["recorded"] == [
         "reward term 'mood' is nan",
@@ -238,10 +244,10 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
     stranger("mended_task", MENDED)
     with_mended = quarantine.load(path)
     with_mended.about["task"] = "mended_task:Tired"
-    played = replay(with_mended)
+    played = _replay(with_mended)
     assert (played.failed, played.departed) == (None, None)
     path.write_bytes(quarantine.encode(with_mended, 2))
-    assert main(["replay", str(path)]) == 1
+    assert main(["replay", str(path), "--task", "mended_task:Tired"]) == 1
     assert "no step fails" in capsys.readouterr().out
 
 
@@ -250,7 +256,7 @@ def test_the_film(stranger: Stranger, tmp_path: Path, capsys: Capture) -> None:
     train(tiny(f"{name}:Tired", iterations=3, max_failed=1.0), tmp_path / "run")
     path = min((tmp_path / "run" / "bad").iterdir())
     out = tmp_path / "deep" / "bad.mp4"
-    assert main(["replay", str(path), "--video", str(out), "--size", "96", "--json"]) == 0
+    assert main(["replay", str(path), "--video", str(out), "--size", "96", "--json", "--task", f"{name}:Tired"]) == 0
     facts = json.loads(capsys.readouterr().out)
     reader = imageio_ffmpeg.read_frames(str(out))
     assert next(reader)["size"] == (96, 96)
@@ -274,7 +280,7 @@ def test_a_run_keeps_a_few_dumps_and_goes_on_although_all_fails(stranger: Strang
     assert files == [f"{i:08}-0-0.safetensors" for i in range(1, MAX_DUMPS + 1)]
     assert all(row["Loss/actor_skipped"] == row["Loss/critic_skipped"] == 0 for row in rows)
     # The one that a run stops with is always there.
-    with pytest.raises(SdpgError, match=r"sdpg replay .*bad/00000013-0-0\.safetensors`"):
+    with pytest.raises(SdpgError, match=r"sdpg replay .*bad/00000013-0-0\.safetensors --task nan_task_allowed:Broken`"):
         train(replace(cfg, iterations=20, max_failed=0.5), tmp_path / "run", resume=True)
     assert log.read(tmp_path / "run")[-1]["Train/dumps"] == MAX_DUMPS + 1
 
@@ -332,9 +338,9 @@ def dump_file(tmp_path: Path) -> Path:
 
 
 def test_files_that_are_no_dumps_are_refused_in_one_line(dump_file: Path, tmp_path: Path, capsys: Capture) -> None:
-    def refused(path: Path) -> str:
+    def refused(path: Path, *options: str) -> str:
         capsys.readouterr()
-        assert main(["replay", str(path)]) == 2
+        assert main(["replay", str(path), *(options or ["--task", "test_quarantine:Springy"])]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("sdpg: ") and err.count("\n") == 1 and "Traceback" not in err
         return err
@@ -357,10 +363,14 @@ def test_files_that_are_no_dumps_are_refused_in_one_line(dump_file: Path, tmp_pa
     assert "its format is 'other'" in refused(changed({"format": "other"}))
     assert "has version 99" in refused(changed({"version": 99}))
     assert "SHA-256" in refused(changed({}, model=tensors["model"].flip(0)))
-    assert "unknown task 'nosuchtask'" in refused(changed({"task": "nosuchtask"}))
-    assert "does not fit" in refused(changed({"task": "hopper"}))
+    assert "it does not tell iteration" in refused(changed({"iteration": "x"}))
+    assert "unknown task 'nosuchtask'" in refused(changed({"task": "nosuchtask"}), "--task", "nosuchtask")
+    assert "the dump's model is not the scene of 'hopper'" in refused(changed({"task": "hopper"}), "--size", "64")
+    assert "does not fit" in refused(changed({"task": "hopper"}), "--trust-model")
     assert "does not fit" in refused(changed({}, control=tensors["control"][:, :0]))
-    assert main(["replay", str(changed({}))]) == 0
+    assert "does not fit" in refused(changed({}, action=tensors["action"].bool()))
+    assert "unknown engine 'other'" in refused(changed({"sim": "other"}))
+    assert main(["replay", str(changed({"versions": 3})), "--task", "test_quarantine:Springy"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,14 @@ class Options:
     """Its name in figures; runs that differ only in the seed share one."""
     episodes: int = 64
     """Of the evaluation."""
+    task: str | None = None
+    """The run's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
 
 
 def run(options: Options) -> dict[str, Any]:
     from sdpg.evaluate import evaluate
 
-    evaluation = evaluate(options.run, options.episodes)
+    evaluation = evaluate(options.run, options.episodes, task=options.task)
     evaluation.pop("checkpoint")  # a path
     argv = runs.read_config(options.run)["sessions"][0]["argv"]
     command = shlex.join(["sdpg", *argv[1:]])  # however it was started

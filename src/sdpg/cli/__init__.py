@@ -36,8 +36,9 @@ def main(argv: Argv | None = None) -> int:
     # Before torch is imported: its idle threads spin for milliseconds by default, which on a machine with other work to
     # do makes an update ten times slower. This is long enough to catch the next operation.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that module:Class finds a module of one's own
+    # So that a module:Class finds a module of one's own. Only if there is one: the working folder may be a stranger's.
+    if any(":" in word for word in argv) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         with _quiet_pipes():
             return _dispatch(argv)

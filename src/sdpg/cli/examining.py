@@ -71,9 +71,10 @@ def bench(argv: Argv) -> int:
     module = importlib.import_module(f"sdpg.bench.{kind}")
     options_type = module.Options
     subject, rest = positional(rest)
-    names = {field.name for field in dataclasses.fields(options_type)} & {"task", "run"}
+    fields = {field.name for field in dataclasses.fields(options_type)}
+    names = [name for name in ("run", "task") if name in fields]
     if subject is not None and names:
-        rest = [f"--{names.pop()}", subject, *rest]
+        rest = [f"--{names[0]}", subject, *rest]
     elif subject is not None:
         raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{subject}'")
     wrapped = _with_output(options_type)

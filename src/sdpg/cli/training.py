@@ -73,7 +73,8 @@ def _train_options() -> type[Any]:
         run: str | None = None
         """Folder of the run; runs/TASK/ALGORITHM/DATE if not given."""
         resume: str | None = None
-        """Go on with the run in this folder, with its own options; more --iterations or --minutes may be given.
+        """Go on with the run in this folder, with its own options; more --iterations or --minutes may be given. If its
+        task is a module:Class, it must be given, too: a file does not choose which code is imported.
         "auto": with the newest run of the task (or with --run DIR), if there is one; else a new one."""
         json: bool = False
         """One JSON object on standard output at the end, progress on standard error."""
@@ -99,7 +100,8 @@ def train(argv: Argv) -> int:
     if wants_help(rest):
         parse(kind, rest, "sdpg train TASK", kind(cfg=base))
     with join() as group:
-        resume, saved = group.first(lambda: _to_go_on_with(task, base, resume, peek(rest, "--run")))
+        typed = task or peek(rest, "--task")
+        resume, saved = group.first(lambda: _to_go_on_with(typed, base, resume, peek(rest, "--run")))
         base = saved or base
         options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
         cfg: TrainCfg = options.cfg
@@ -125,12 +127,9 @@ def _to_go_on_with(
         resume, run = folder.to_go_on_with(base, run), None
     if resume is None:
         return None, None
-    saved = folder.cfg_from_dict(folder.read_config(Path(resume))["cfg"])
     if run is not None:
         raise SdpgError("--run is for a new run; --resume goes on in its own folder")
-    if task not in (None, saved.task):
-        raise SdpgError(f"--resume: that run is of task '{saved.task}', not '{task}'")
-    return resume, saved
+    return resume, folder.cfg_from_dict(folder.saved_options(Path(resume)), task)
 
 
 def _choice(argv: Argv, name: str) -> str:
@@ -158,6 +157,8 @@ class EvalOptions:
     """"last", "best", or an iteration."""
     threads: int = 0
     """CPU threads; 0: all cores."""
+    task: str | None = None
+    """The run's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
     json: bool = False
     """One JSON object on standard output."""
     write: str | None = None
@@ -173,7 +174,8 @@ def evaluate(argv: Argv) -> int:
     from sdpg.evaluate import evaluate as evaluate_run
 
     watch = progress("episodes")
-    result = evaluate_run(run, options.episodes, options.seed, options.checkpoint, options.threads, watch)
+    how = (options.episodes, options.seed, options.checkpoint, options.threads)
+    result = evaluate_run(run, *how, watch, options.task)
     if options.write is not None:
         write_json(options.write, result)
     if options.json:

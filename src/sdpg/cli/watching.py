@@ -25,12 +25,18 @@ class _Watch:
     """Of the starts; not the seeds of training."""
     checkpoint: str = "last"
     """"last", "best", or an iteration."""
+    task: str | None = None
+    """The run's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
 
 
-def _subject(verb: str, subject: str | None) -> str:
-    """RUN or TASK."""
+def _subject(verb: str, subject: str | None, options: _Watch) -> str:
+    """RUN, or with --policy TASK."""
     if subject is None:
         raise SdpgError(f"which run? sdpg {verb} RUN (what `sdpg train` printed), or sdpg {verb} TASK --policy random")
+    if options.policy is not None and options.task is not None:
+        raise SdpgError(
+            f"the task is given twice: {subject} and --task {options.task}; with --policy, leave --task out"
+        )
     return subject
 
 
@@ -50,12 +56,12 @@ class PlayOptions(_Watch):
 def play(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(PlayOptions, rest, "sdpg play RUN")
-    subject = _subject("play", subject)
+    subject = _subject("play", subject, options)
     from sdpg import video
     from sdpg.display import progress
 
     if options.policy is None:
-        policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed)
+        policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed, options.task)
     else:
         policy, env = video.simple_policy(options.policy, subject, options.seed)
     result: dict[str, Any] = {}
@@ -91,12 +97,12 @@ class ViewOptions(_Watch):
 def view(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(ViewOptions, rest, "sdpg view RUN")
-    subject = _subject("view", subject)
+    subject = _subject("view", subject, options)
     from sdpg import view as viewing
     from sdpg.train import stop_on_signals
 
     with viewing.Server(options.port) as server:
-        source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed)
+        source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed, options.task)
         show, port = viewing.Show(source, subject, options.size), server.port
         with stop_on_signals() as stop:
             server.present(show)
@@ -120,6 +126,10 @@ class ReplayOptions:
     """Also write an mp4 of it."""
     size: int = 480
     """Side of its picture in pixels."""
+    task: str | None = None
+    """The dump's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
+    trust_model: bool = False
+    """Replay a dump whose model is another than the task's scene of today: only if you know where it comes from."""
     json: bool = False
     """One JSON object on standard output."""
 
@@ -133,7 +143,7 @@ def replay(argv: Argv) -> int:
     from sdpg import replay as replaying
 
     dump = quarantine.load(Path(path))
-    played = replaying.replay(dump)
+    played = replaying.replay(dump, options.task, options.trust_model)
     facts = replaying.report(path, dump, played)
     if options.video is not None:
         pictures = replaying.film(dump, played, options.size)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mujoco
 from torch import Tensor
@@ -81,8 +82,6 @@ class Task(ABC):
         """ "state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
 
 
-TaskFactory = Callable[[], Task]
-
 BUILT_IN = {
     "cartpole": "sdpg.tasks.cartpole:Cartpole",
     "hopper": "sdpg.tasks.hopper:Hopper",
@@ -105,9 +104,24 @@ def make_task(name: str) -> Task:
         raise SdpgError(f"unknown task '{name}'; known: {', '.join(sorted(registry()))}; or give module:Class")
     module, _, attribute = target.partition(":")
     try:
-        task = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # a stranger's module may raise anything
+        kind = getattr(importlib.import_module(module), attribute)
+        if isinstance(kind, type) and issubclass(kind, Task):  # nothing else is ever called
+            return kind()
+    except Exception as error:  # a module of the user's may raise anything
         raise SdpgError(f"task '{name}' can't be loaded from {target}: {type(error).__name__}: {error}") from error
-    if not isinstance(task, Task):
-        raise SdpgError(f"task '{name}' ({target}) is not a subclass of sdpg.tasks.base.Task")
-    return task
+    raise SdpgError(f"task '{name}' ({target}) is not a subclass of sdpg.tasks.base.Task")
+
+
+def named_in_file(name: Any, typed: str | None = None) -> str:
+    """The task that a checkpoint, a run or a dump names, which may be a stranger's: a registered one, or a module:Class
+    that the user has `typed` as well. Making a task imports its module: a file must not choose which."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+(:\w+)?", name):
+        raise SdpgError(f"this file names {str(name)[:40]!r} as its task, which is neither a name nor module:Class")
+    if typed not in (None, name):
+        raise SdpgError(f"this is of task '{name}', not '{typed}'; give that one, or another file")
+    if ":" in name and typed is None:
+        raise SdpgError(
+            f"this is of task '{name}', and a file must not choose which code is imported; if you trust that module, "
+            f"say so: --task {name}"
+        )
+    return name
