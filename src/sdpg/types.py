@@ -14,6 +14,8 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.names import FIELDS, Names
 
+MOCAP = ("mocap_pos", "mocap_quat")  # where bodies are that are placed from outside
+
 Memory = dict[str, Tensor]
 """What a task remembers of a world beyond its physics: name -> (N, K, ...)."""
 
@@ -100,6 +102,8 @@ class Start:
     qvel: Tensor  # (n, nv)
     memory: Memory = field(default_factory=dict)  # name -> (n, ...)
     params: Mapping[str, Tensor] = field(default_factory=dict)  # model field -> (n, ...)
+    mocap_pos: Tensor | None = None  # (n, nmocap, 3) of the scene's mocap bodies; None: where the scene has them
+    mocap_quat: Tensor | None = None  # (n, nmocap, 4)
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,37 @@ def test_write_clears_the_row(real: CpuSim | WarpSim) -> None:
     assert all(torch.equal(after[name][[0, 2, 3, 5]], before[name][[0, 2, 3, 5]]) for name in before)
 
 
+GOALS = SCENE.replace("</worldbody>", '<body mocap="true" pos="1 2 3"><geom size=".1"/></body>' * 2 + "</worldbody>")
+
+
+@pytest.mark.parametrize("engine", [CpuSim, WarpSim])
+def test_mocap_bodies_are_where_write_puts_them(engine: type[CpuSim] | type[WarpSim]) -> None:
+    """4. "Mocap bodies are where it is told, or else where the model has them, and stay there." 2. They are copied.
+    1. They are in the row."""
+    model = mujoco.MjModel.from_xml_string(GOALS)
+    sims = [engine(model, E, reads=("xpos", "mocap_pos")) for _ in range(2)]
+    sim = sims[0]
+    assert torch.equal(
+        sim.params("mocap_pos"), torch.tensor([1.0, 2.0, 3.0]).expand(E, 2, 3).to(sim.params("mocap_pos"))
+    )
+    pos, quat = torch.randn(3, 2, 3), torch.nn.functional.normalize(torch.randn(3, 2, 4), dim=-1)
+    worlds, rest = torch.tensor([0, 3, 4]), torch.tensor([1, 2, 5])
+    qpos, qvel = sim.fields["qpos"][worlds].clone(), sim.fields["qvel"][worlds].clone()
+    sim.write(worlds, qpos, qvel, mocap_pos=pos, mocap_quat=quat)
+    _run(sim, 5)
+    torch.testing.assert_close(sim.params("mocap_pos", worlds), pos, check_dtype=False)
+    torch.testing.assert_close(sim.params("mocap_quat", worlds), quat, check_dtype=False)
+    torch.testing.assert_close(sim.fields["xpos"][worlds, -2:], pos)
+    assert torch.equal(sim.fields["mocap_pos"][rest], torch.tensor([1.0, 2.0, 3.0]).expand(3, 2, 3))
+    sim.copy(worlds, rest)
+    assert torch.equal(sim.params("mocap_pos", rest), sim.params("mocap_pos", worlds))
+    sims[1].load_state_dict(sim.state_dict())
+    assert torch.equal(sims[1].params("mocap_pos"), sim.params("mocap_pos"))
+    assert _same(_run(sim, 5), _run(sims[1], 5))
+    sim.write(worlds[:1], qpos[:1], qvel[:1])
+    assert sim.params("mocap_pos", worlds[:1]).tolist() == [[[1, 2, 3], [1, 2, 3]]]
+
+
 @pytest.mark.parametrize("field", ["geom_friction", "body_mass"])
 def test_parameters_are_per_world_and_are_copied(real: CpuSim | WarpSim, field: str) -> None:
     """2. with parameters: "the whole row, parameters and fields too"; dependent constants follow."""

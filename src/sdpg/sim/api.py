@@ -6,7 +6,8 @@ Promises, each with a test that quotes it (tests/contract):
    its model parameters.
 2. `copy` makes dst indistinguishable from src: given equal controls, both go on bit-identically.
 3. Worlds do not influence each other: what happens in one, failure included, leaves the others untouched bit for bit.
-4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared.
+4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared. Mocap bodies
+   are where it is told, or else where the model has them, and stay there.
 5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state now in the rows.
 6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` mends
    it.
@@ -41,8 +42,16 @@ class Simulator(Protocol):
         """Advance every world by `substeps` with (E, nu) controls; (E,) bool: worlds that failed."""
         ...
 
-    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Start `worlds` (n,) anew at qpos (n, nq), qvel (n, nv)."""
+    def write(
+        self,
+        worlds: Tensor,
+        qpos: Tensor,
+        qvel: Tensor,
+        mocap_pos: Tensor | None = None,
+        mocap_quat: Tensor | None = None,
+    ) -> None:
+        """Start `worlds` (n,) anew at qpos (n, nq), qvel (n, nv), mocap_pos (n, nmocap, 3), mocap_quat (n, nmocap,
+        4)."""
         ...
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
@@ -53,8 +62,9 @@ class Simulator(Protocol):
         """Give `worlds` their own values (n, ...) of model fields; dependent constants follow."""
         ...
 
-    def params(self, field: str) -> Tensor:
-        """Per-world values (E, ...) of a model field: a copy, to look at."""
+    def params(self, field: str, worlds: Tensor | None = None) -> Tensor:
+        """Values (n, ...) of a model field, constants that depend on others too, or of "mocap_pos" or "mocap_quat", of
+        all worlds or of `worlds` (n,): a copy, to look at."""
         ...
 
     def complaint(self, world: int) -> str:

@@ -12,6 +12,7 @@ from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
 from sdpg.sim.reads import stage_of
+from sdpg.types import MOCAP
 
 _STAGES = {
     "state": mujoco.mjtStage.mjSTAGE_NONE,
@@ -65,10 +66,20 @@ class CpuSim:
         self._warned, self._warnings = warnings != self._warnings, warnings
         return torch.from_numpy(failed | self._warned.any(axis=1))
 
-    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def write(
+        self,
+        worlds: Tensor,
+        qpos: Tensor,
+        qvel: Tensor,
+        mocap_pos: Tensor | None = None,
+        mocap_quat: Tensor | None = None,
+    ) -> None:
         ids = worlds.numpy()
         self._batch.state[ids] = self._fresh
         self._qpos[ids], self._qvel[ids] = qpos.numpy(), qvel.numpy()
+        for name, poses in (("mocap_pos", mocap_pos), ("mocap_quat", mocap_quat)):
+            if poses is not None:
+                self._batch.bind(name)[ids] = poses.numpy()
         self._forward(ids)
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
@@ -82,8 +93,15 @@ class CpuSim:
     def set_params(self, worlds: Tensor, params: Mapping[str, Tensor]) -> None:
         self._set_params(worlds.numpy(), {name: values.numpy() for name, values in params.items()})
 
-    def params(self, field: str) -> Tensor:
-        return torch.from_numpy(self._batch.expand(field).copy())
+    def params(self, field: str, worlds: Tensor | None = None) -> Tensor:
+        ids = np.arange(self.num_worlds) if worlds is None else worlds.numpy()
+        if field in MOCAP:
+            return torch.from_numpy(self._batch.bind(field)[ids])
+        own = self._batch.expanded(field)
+        if own is None:  # every world has the model's
+            shared = getattr(self.model, field)[None]
+            return torch.from_numpy(np.repeat(shared, len(ids), axis=0))
+        return torch.from_numpy(own[ids])
 
     def complaint(self, world: int) -> str:
         last, kinds = self._batch.warning[world, :, 0], np.flatnonzero(self._warned[world])

@@ -58,7 +58,14 @@ class ToySim:
         self._refresh()
         return ~torch.isfinite(self._rows).all(-1)
 
-    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def write(
+        self,
+        worlds: Tensor,
+        qpos: Tensor,
+        qvel: Tensor,
+        mocap_pos: Tensor | None = None,
+        mocap_quat: Tensor | None = None,
+    ) -> None:
         self._rows[worlds] = qpos.double()
         self._refresh()
 
@@ -72,8 +79,8 @@ class ToySim:
         for name, values in params.items():
             self._params[name][worlds] = values.double()
 
-    def params(self, field: str) -> Tensor:
-        return self._params[field].clone()
+    def params(self, field: str, worlds: Tensor | None = None) -> Tensor:
+        return self._params[field].clone() if worlds is None else self._params[field][worlds]
 
     def complaint(self, world: int) -> str:
         return "" if torch.isfinite(self._rows[world]).all() else "the state is not finite"

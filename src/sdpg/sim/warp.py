@@ -28,6 +28,7 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.sim.cpu import hush
 from sdpg.sim.reads import stage_of
+from sdpg.types import MOCAP
 from sdpg.warp_engine import engine, in_order, numbered
 
 # The integration state in MuJoCo's order (mjtState), by the names of `Data`; plugins are not supported by mujoco_warp.
@@ -115,11 +116,18 @@ class WarpSim:
         self._flags = self._overflow & ~self._harmless
         return self._wrong.any(0) | (self._flags != 0)
 
-    def write(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def write(
+        self,
+        worlds: Tensor,
+        qpos: Tensor,
+        qvel: Tensor,
+        mocap_pos: Tensor | None = None,
+        mocap_quat: Tensor | None = None,
+    ) -> None:
+        given = {"qpos": qpos, "qvel": qvel, "mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
         for name, values in self._state.items():
-            values[worlds] = self._fresh[name]
-        self._state["qpos"][worlds] = qpos.to(self._fresh["qpos"])
-        self._state["qvel"][worlds] = qvel.to(self._fresh["qvel"])
+            new = given.get(name)
+            values[worlds] = self._fresh[name] if new is None else new.to(values).flatten(1)  # (n, size)
         self._refresh()
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
@@ -137,11 +145,15 @@ class WarpSim:
         if groups:
             self._set_constants(worlds, groups)
 
-    def params(self, field: str) -> Tensor:
-        if field in self._params:
-            return self._params[field].clone()
-        default = self._default(field)
-        return default.expand(self.num_worlds, *default.shape[1:]).clone()
+    def params(self, field: str, worlds: Tensor | None = None) -> Tensor:
+        if field in MOCAP:
+            values = self._field(field)
+        elif field in self._params:
+            values = self._params[field]
+        else:
+            default = self._default(field)
+            values = default.expand(self.num_worlds, *default.shape[1:])
+        return values.clone() if worlds is None else values[worlds]
 
     def complaint(self, world: int) -> str:
         wrong = zip(_WATCHED, self._wrong[:, world].tolist(), strict=True)
