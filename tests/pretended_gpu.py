@@ -192,12 +192,11 @@ class GpuRenderer:
     def __init__(self, renderer: Renderer):
         self._renderer = renderer
         self.kind, self.num, self.views, self.threads = renderer.kind, renderer.num, renderer.views, renderer.threads
+        self.varied = renderer.varied
 
-    def render(
-        self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
-    ) -> dict[str, Image]:
-        assert isinstance(qpos, OnGpu)
-        images = self._renderer.render(qpos.host)
+    def render(self, qpos: Tensor, own: Mapping[str, Tensor] | None = None) -> dict[str, Image]:
+        assert isinstance(qpos, OnGpu) and all(isinstance(values, OnGpu) for values in (own or {}).values())
+        images = self._renderer.render(qpos.host, to_host(own))
         return {
             name: Image(*(None if x is None else OnGpu(x) for x in (image.rgb, image.depth)))
             for name, image in images.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -181,7 +181,7 @@ def make_env(
     cameras = cameras_of(task, obs)
     model, threads = compile_scene(task), threads or default_threads()
     simulator = make_sim(model, worlds, threads, task.reads, sim, device, deterministic)
-    eyes = make_eyes(model, cameras, num_nominal, threads, simulator.device) if cameras else None
+    eyes = make_eyes(model, cameras, num_nominal, threads, simulator.device, task.params) if cameras else None
     env = BranchedEnv(task, simulator, num_nominal, seed, first_row, eyes, max_value)
     check_sources(task, obs, task.observe(env.physics(), env.memory))
     return env
@@ -220,6 +220,8 @@ def make_eyes(
     num: int,
     threads: int,
     device: torch.device | str = "cpu",
+    params: Sequence[str] = (),
 ) -> Eyes:
-    """A renderer for the cameras, chosen by the scene and the device, and its frame stacks."""
-    return Eyes(make_renderer(model, num, views_of(cameras), threads, device=device), cameras)
+    """A renderer for the cameras, chosen by the scene and the device, of rows that differ in `params`; and its frame
+    stacks."""
+    return Eyes(make_renderer(model, num, views_of(cameras), threads, device=device, params=params), cameras)

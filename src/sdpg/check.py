@@ -21,6 +21,7 @@ from sdpg.declarations import check_inputs, check_sources
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import refuse_small
 from sdpg.rng import RowRng
+from sdpg.shown import not_shown
 from sdpg.sim.reads import refuse
 from sdpg.situations import (
     AUXILIARIES,
@@ -37,7 +38,7 @@ from sdpg.situations import (
     visited,
 )
 from sdpg.tasks.base import Task
-from sdpg.types import Camera, Start
+from sdpg.types import MOCAP, Camera, Start
 
 CALLS = 1000  # of every function, between two that must answer alike
 ROUNDING = 1e-5
@@ -133,6 +134,9 @@ def _check_start(task: Task, _: EnvFactory) -> None:
     for name, value in values.items():
         if value.dim() == 0 or value.shape[0] != ROWS:
             _fail(f"start() gave '{name}' with shape {tuple(value.shape)} for {ROWS} rows; give one value per row.")
+    for name, size in (("mocap_pos", 3), ("mocap_quat", 4)):
+        if name in values:
+            _expect(f"start() gave {name}", values[name], (ROWS, model.nmocap, size), torch.float32)
     if set(everyone.params) != set(task.params):
         _fail(f"start() gave params {sorted(everyone.params)} but the task declares {sorted(task.params)}.")
     # Rows asked alone must be what they are among others.
@@ -330,6 +334,11 @@ def _check_restart(task: Task, env_factory: EnvFactory) -> None:
         _fail("a restart of some worlds changes what others observe.")
 
 
+def _check_pictures(task: Task, env_factory: EnvFactory) -> None:
+    if problem := not_shown(task, env_factory):
+        _fail(problem)
+
+
 CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None]]] = [
     ("scene", _check_scene),
     ("start", _check_start),
@@ -345,6 +354,7 @@ CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None]]] = [
     ("seed", _check_seed),
     ("observe", _check_observe),
     ("restart", _check_restart),
+    ("pictures", _check_pictures),
 ]
 
 
@@ -363,7 +373,8 @@ def _compare(task: Task, whole: Situation, rows: Tensor, branches: Tensor, other
 
 
 def _start_values(start: Start) -> dict[str, Tensor]:
-    return {"qpos": start.qpos, "qvel": start.qvel, **start.memory, **start.params}
+    mocap = {name: poses for name in MOCAP if (poses := getattr(start, name)) is not None}
+    return {"qpos": start.qpos, "qvel": start.qvel, **mocap, **start.memory, **start.params}
 
 
 def _global_generators() -> tuple[bytes, str, object]:

@@ -19,7 +19,7 @@ from sdpg.render.stack import Eyes
 from sdpg.rng import RowRng
 from sdpg.sim.api import Simulator
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Obs, Physics, Step
+from sdpg.types import MOCAP, Memory, Obs, Physics, Step
 
 WINDOW = 100  # finished nominal episodes that the running averages look back on
 MAX_VALUE = 1e5  # no part of a robot is 100 km away, turns 100,000 radians a second or earns that much in a step
@@ -58,6 +58,7 @@ class BranchedEnv:
         self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
         self._memory: Memory = {}  # nobody else holds these tensors: restarts write into them
         self._views: dict[str, Tensor] | None = None  # what the task shows of now, until it is handed out
+        self._known: dict[str, Tensor] = {}  # what `looks` has looked up since an episode began
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
         self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
@@ -104,10 +105,18 @@ class BranchedEnv:
         sources = {name: state[:, 0] if name == "state" else self._own(view[:, 0]) for name, view in views.items()}
         if self.eyes is not None:
             if self._moved or self._begun:
-                self.eyes.look(x.qpos[:, 0], self._new, self._moved)
+                self.eyes.look(x.qpos[:, 0], self._new, self._moved, self.looks(self.eyes.renderer.varied))
                 self._moved, self._begun, self._new = False, False, torch.zeros_like(self._new)
             sources |= self.eyes.frames()
         return Obs(state, sources)
+
+    def looks(self, fields: Sequence[str]) -> dict[str, Tensor]:
+        """What the nominal worlds have of their own of model fields, or of "mocap_pos" and "mocap_quat": (N, ...) each.
+        It changes when an episode begins and at no other time."""
+        for name in fields:
+            if name not in self._known:
+                self._known[name] = self.sim.params(name, self._worlds[:, 0])
+        return {name: self._known[name] for name in fields}
 
     def branch(self) -> None:
         """Column 0 -> columns 1..M, all rows."""
@@ -220,7 +229,7 @@ class BranchedEnv:
         self._memory = memory
         self.sim.load_state_dict({name: branched(values) for name, values in self._of_sim(state).items()})
         self._apart.zero_()
-        self._moved, self._views = True, None
+        self._moved, self._views, self._known = True, None, {}
 
     def complaint(self, row: int, branch: int) -> str:
         """What the engine said of a world in the last step; "" if nothing."""
@@ -289,16 +298,19 @@ class BranchedEnv:
     def _begin(self, rows: Tensor) -> None:
         """Fresh episodes in `rows` (n,), every branch of them."""
         start = self.task.start(self._start_rng.select(rows), len(rows))
-        for name, values in {"qpos": start.qpos, "qvel": start.qvel, **start.params, **start.memory}.items():
+        mocap = {name: poses for name in MOCAP if (poses := getattr(start, name)) is not None}
+        for name, values in {"qpos": start.qpos, "qvel": start.qvel, **mocap, **start.params, **start.memory}.items():
             if values.shape[0] != len(rows):
                 raise SdpgError(
                     f"start() of {type(self.task).__name__} drew '{name}' with leading size {values.shape[0]} "
                     f"for {len(rows)} rows; draw one value per row: branches share it"
                 )
         nominal = self._worlds[rows, 0]
+        self._refuse_unknown(start.params, mocap)
         if start.params:
             self.sim.set_params(nominal, start.params)
-        self.sim.write(nominal, start.qpos, start.qvel)
+        self.sim.write(nominal, start.qpos, start.qvel, **mocap)
+        self._known = {}
         if not self._memory:
             self._memory = {
                 name: torch.zeros(*self.grid, *values.shape[1:], dtype=values.dtype, device=self.device)
@@ -310,6 +322,18 @@ class BranchedEnv:
         self._begun, self._new[rows] = True, True
         self._episode_return[rows] = 0.0
         self._branch(rows)
+
+    def _refuse_unknown(self, params: Mapping[str, Tensor], mocap: Mapping[str, Tensor]) -> None:
+        task = type(self.task).__name__
+        if unknown := sorted(set(params) - set(self.task.params)):
+            raise SdpgError(f"start() of {task} gave params {unknown}; name them in the task's `params`")
+        for name, poses in mocap.items():
+            bodies = tuple(self.sim.params(name, self._worlds[:0, 0]).shape[1:])
+            if tuple(poses.shape[1:]) != bodies:
+                need = f"(n, {bodies[0]}, {bodies[1]})"
+                raise SdpgError(
+                    f"start() of {task} gave '{name}' {tuple(poses.shape)}; the scene's mocap bodies need {need}"
+                )
 
     def _branch(self, rows: Tensor) -> None:
         self._apart[rows] = 0

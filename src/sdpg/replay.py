@@ -27,6 +27,7 @@ from sdpg.folder import versions
 from sdpg.quarantine import Dump, blame, fingerprint
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
+from sdpg.render.own import varied
 from sdpg.tasks.base import Task, make_task, named_in_file
 from sdpg.video import beside
 
@@ -39,13 +40,14 @@ class Replay:
     """What happened; steps count from 1."""
 
     qpos: Tensor  # (steps, nq) before each step
+    own: dict[str, Tensor]  # what the world had of its own that is seen: (1, ...) each
     largest: list[float]  # |number| of qpos and qvel after each step
     reward: list[float]  # after each step; 0 where it failed
     failed: int | None  # the step in which it failed
     what: list[str]  # was wrong then
     departed: int | None  # the first step after which the physics was not as recorded
     model: mujoco.MjModel
-    camera: str  # for the film
+    task: Task
 
 
 @torch.no_grad()
@@ -72,7 +74,8 @@ def replay(dump: Dump, task: str | None = None, trust_model: bool = False) -> Re
         if step.failed.item():
             failed, what = i + 1, blame(env, action, 0, 0)
             break
-    return Replay(torch.stack(qpos), largest, reward, failed, what, departed, model, made.camera)
+    own = env.looks(varied(model, env.task.params))
+    return Replay(torch.stack(qpos), own, largest, reward, failed, what, departed, model, made)
 
 
 def _model(dump: Dump, task: Task, trust: bool) -> mujoco.MjModel:
@@ -165,10 +168,10 @@ def tell(facts: Mapping[str, Any]) -> list[str]:
 
 def film(dump: Dump, played: Replay, size: int) -> Iterator[np.ndarray]:
     """Pictures (H, W, 3) uint8 of the states before each step; the last one, framed in red, stays for a while."""
-    camera = played.camera
-    renderer = make_renderer(played.model, 1, [View(camera, size, size)], threads=1)
+    camera, views = played.task.camera, [View(played.task.camera, size, size)]
+    renderer = make_renderer(played.model, 1, views, threads=1, params=played.task.params)
     for i, qpos in enumerate(played.qpos):
-        rgb = renderer.render(qpos[None])[camera].rgb
+        rgb = renderer.render(qpos[None], played.own)[camera].rgb
         assert rgb is not None
         picture = beside(rgb[0], [])
         last = i + 1 == played.failed

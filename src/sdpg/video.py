@@ -105,10 +105,10 @@ def frames(
     sim = env.sim
     assert isinstance(sim, CpuSim)
     camera = env.task.camera
-    renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1)
+    renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1, params=env.task.params)
 
     def draw(qpos: Tensor) -> Tensor:
-        rgb = renderer.render(qpos)[camera].rgb
+        rgb = renderer.render(qpos, env.looks(renderer.varied))[camera].rgb
         assert rgb is not None
         return rgb[0]
 

@@ -38,6 +38,7 @@ from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.views import camera_id
 from sdpg.sim.cpu import CpuSim
+from sdpg.types import MOCAP
 
 HOST = "127.0.0.1"  # nobody else's machine can reach this one; a tunnel can
 PORTS = range(8080, 8100)  # tried one after the other
@@ -93,20 +94,33 @@ class Crane:
         self._model.cam_fovy[camera_id(self._model, self.NAME)] = self._model.cam_fovy[self._film]
         # As if the body were not there: how far one sees depends on how large the scene is.
         self._model.stat.extent, self._model.stat.center[:] = env.sim.model.stat.extent, env.sim.model.stat.center
-        self._data = mujoco.MjData(self._model)
-        self._renderer = make_renderer(self._model, 1, [View(self.NAME, size, size)], threads=1)
+        self._data, self._env = mujoco.MjData(self._model), env
+        self._renderer = make_renderer(self._model, 1, [View(self.NAME, size, size)], 1, params=env.task.params)
 
     def picture(self, qpos: Tensor, controls: Controls) -> Tensor:
         """(3, S, S) uint8 of the state qpos (1, nq)."""
+        own = self._own()
+        for name, values in own.items():
+            getattr(self._data if name in MOCAP else self._model, name)[:] = values[0].numpy()
         position, rotation = self._pose(qpos, controls)
         quat = np.empty(4)
         mujoco.mju_mat2Quat(quat, rotation.flatten())
-        # The scene's own mocap bodies, which come first, stay where the model has them: that is what NaN says.
-        mocap = torch.full((1, self._model.nmocap, 7), torch.nan, dtype=torch.float64)
-        mocap[0, -1] = torch.from_numpy(np.concatenate((position, quat)))
-        rgb = self._renderer.render(qpos, mocap[..., :3], mocap[..., 3:])[self.NAME].rgb
+        own["mocap_pos"][0, -1], own["mocap_quat"][0, -1] = torch.from_numpy(position), torch.from_numpy(quat)
+        if "cam_fovy" in own:
+            own["cam_fovy"][0, -1] = own["cam_fovy"][0, self._film]
+        rgb = self._renderer.render(qpos, own)[self.NAME].rgb
         assert rgb is not None
         return rgb[0]
+
+    def _own(self) -> dict[str, Tensor]:
+        """What the world has of its own; the crane's body and camera, which come last, have what the model has."""
+        known = {name: self._env.looks([name])[name] for name in self._renderer.varied}
+        shared = {"mocap_pos": self._data.mocap_pos, "mocap_quat": self._data.mocap_quat}
+        shared |= {name: getattr(self._model, name) for name in known if name not in shared}
+        return {
+            name: torch.cat((values, torch.from_numpy(shared[name][values.shape[1] :])[None].to(values)), dim=1)
+            for name, values in known.items()
+        }
 
     def _pose(self, qpos: Tensor, controls: Controls) -> tuple[np.ndarray, np.ndarray]:
         """Position (3,) and rotation (3, 3) of the camera: its columns are right, up, back."""

@@ -3,7 +3,9 @@
 import functools
 import math
 import sys
+from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from sdpg.build import make_env
 from sdpg.check import CHECKS, check_task
 from sdpg.cli import main
+from sdpg.render.raster import RasterRenderer
 from sdpg.tasks.ant import Ant
 from sdpg.tasks.base import Task, make_task, registry
 from sdpg.tasks.cartpole import Cartpole
@@ -368,6 +371,53 @@ class Raises(Cartpole):
         raise IndexError("no such joint")
 
 
+class SeesAGoal(Cartpole):
+    """A ball above the rail, of another colour and somewhere else in every row."""
+
+    params = ("geom_rgba",)
+    goals = 1
+
+    def scene(self):
+        spec = super().scene()
+        ball = spec.worldbody.add_body(name="goal", mocap=True)
+        ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.1, 0, 0], contype=0, conaffinity=0)
+        return spec
+
+    def start(self, rng, n):
+        start = super().start(rng, n)
+        rgba = torch.from_numpy(self.scene().compile().geom_rgba).repeat(n, 1, 1)
+        rgba[:, -1, :3] = rng.uniform(0.2, 1.0, 3)
+        place = torch.cat((rng.uniform(-1.0, 1.0, 1), torch.zeros(n, 1), torch.ones(n, 1)), dim=-1)
+        return replace(start, params={"geom_rgba": rgba}, mocap_pos=place[:, None].repeat(1, self.goals, 1))
+
+
+class GoalForEveryBranch(SeesAGoal):
+    goals = 2
+
+
+class VariesTextures(Cartpole):
+    params = ("mat_texid",)
+
+    def start(self, rng, n):
+        texid = torch.from_numpy(self.scene().compile().mat_texid)
+        return replace(super().start(rng, n), params={"mat_texid": texid.repeat(n, 1, 1)})
+
+
+def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
+    """The check passes where pictures show it, and fails where a renderer forgets one of them."""
+    assert [f for f in check_task(SeesAGoal()) if not f.passed] == []
+    draw = RasterRenderer.render
+    for forgotten in ("mocap_pos", "geom_rgba"):
+
+        def forgetful(self, qpos, own=None, forgotten=forgotten):  # fmt: skip
+            return draw(self, qpos, {k: v for k, v in (own or {}).items() if k != forgotten or self.num == 1})
+
+        monkeypatch.setattr(RasterRenderer, "render", forgetful)
+        problems = {f.name: f.problem for f in check_task(SeesAGoal()) if not f.passed}
+        assert problems.keys() == {"pictures"}
+        assert "'pixels' does not show a row's own geom_rgba and mocap_pos" in problems["pictures"]
+
+
 @pytest.mark.parametrize(
     ("task", "check", "sentence"),
     [
@@ -435,6 +485,8 @@ class Raises(Cartpole):
         (StartOnce, "start", "start() is not drawn per row"),
         (MemoryNotPerRow, "start", "start() gave 'goal' with shape () for 4 rows; give one value per row"),
         (Raises, "shapes", "Raises raised IndexError: no such joint."),
+        (GoalForEveryBranch, "start", "start() gave mocap_pos with shape (4, 2, 3); it must be (4, 1, 3)"),
+        (VariesTextures, "pictures", "'mat_texid' can't be drawn differently in each row"),
     ],
 )
 def test_bad_tasks_are_told_in_a_sentence(task, check, sentence):

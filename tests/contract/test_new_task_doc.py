@@ -30,7 +30,7 @@ def module(tmp_path, monkeypatch) -> str:
     sys.modules.pop("my_pendulum", None)
 
 
-@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum", "FilePendulum"])
+@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum", "AimingPendulum", "FilePendulum"])
 def test_the_tutorials_tasks_pass_the_check(module, task):
     assert [f for f in check_task(make_task(f"{module}:{task}")) if not f.passed] == []
 
@@ -54,6 +54,19 @@ def test_the_files_timestep_counts(module):
 def test_the_table_of_reads_is_that_of_the_engines():
     rows = dict(re.findall(r"^\| (state|position|velocity|acceleration) \| (.*) \|$", DOC.read_text(), flags=re.M))
     assert {stage: set(re.findall(r"`(\w+)`", fields)) for stage, fields in rows.items()} == FIELDS
+
+
+def test_the_tutorials_goal_is_seen(module):
+    """The pole at rest and the ball elsewhere: rows differ, and only where a ball is."""
+    import torch
+
+    from sdpg.build import make_env
+
+    env = make_env(f"{module}:AimingPendulum", 6, obs="pixels")
+    own = env.looks(env.eyes.renderer.varied)
+    rgb = env.eyes.renderer.render(torch.zeros(6, 1), own)["side"].rgb.int()
+    different = (rgb != rgb[:1]).any(dim=1).sum(dim=(1, 2))  # (6,) pixels
+    assert (different[1:] > 10).all() and (different < 200).all()
 
 
 def test_the_motor_is_as_weak_as_the_tutorial_says(module):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import mujoco
+import numpy as np
 import pytest
 import torch
 from conftest import subprocess_env
-from pictures import CHECKER, FRONT, KINDS, SKY, depth_of, picture, rgb_of, scene, states, still, suite
+from pictures import CHECKER, FRONT, KINDS, SKY, SUN, depth_of, picture, rgb_of, scene, states, still, suite
 from pretended_gpu import OnGpu, pretended_gpu, to_host
+from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, Renderer, View
 from sdpg.render.choose import Kind, choose, make_renderer
+from sdpg.render.own import varied
 from sdpg.render.views import ray_length
 from sdpg.tasks.base import BUILT_IN, make_task
+from sdpg.types import MOCAP
 
 # --- each by itself ---------------------------------------------------------------------------------------------------
 
@@ -181,15 +188,16 @@ def test_pictures_of_a_gpu_do_not_pass_the_host(monkeypatch: pytest.MonkeyPatch)
     qpos, mocap = still(model, 5).float(), torch.rand(5, 1, 3, generator=torch.Generator().manual_seed(0))
     qpos[:, 0] += torch.arange(5) / 10
     qpos[3, 1] = torch.nan
-    expected = make_renderer(model, 5, views, 2, "warp").render(qpos, mocap)
+    own = {"mocap_pos": mocap, "geom_rgba": torch.rand(5, 2, 4, generator=torch.Generator().manual_seed(1))}
+    expected = make_renderer(model, 5, views, 2, "warp", params=["geom_rgba"]).render(qpos, own)
     to_torch, streams = wp.to_torch, []
     monkeypatch.setattr(wp, "device_from_torch", lambda device: wp.get_device("cpu"))
     monkeypatch.setattr(wp, "to_torch", lambda array: OnGpu(to_torch(array)))
     monkeypatch.setattr(wp, "stream_from_torch", streams.append)  # None: no other stream is taken
     with pretended_gpu() as gpu:
-        renderer = make_renderer(model, 5, views, 2, device=gpu.device)
+        renderer = make_renderer(model, 5, views, 2, device=gpu.device, params=["geom_rgba"])
         assert renderer.kind == "warp" and renderer.device == gpu.device and streams == [gpu.device]
-        here = qpos.to(gpu.device), mocap.to(gpu.device)
+        here = qpos.to(gpu.device), {name: values.to(gpu.device) for name, values in own.items()}
         assert not gpu.waits
         images = renderer.render(*here)
         assert not gpu.waits and streams == [gpu.device] * 2
@@ -198,7 +206,7 @@ def test_pictures_of_a_gpu_do_not_pass_the_host(monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(to_host(rgb_of(images[camera])), rgb_of(image))
         assert depth_of(images["front"]).device == gpu.device
         assert torch.equal(to_host(depth_of(images["front"])), depth_of(expected["front"]))
-        again = renderer.render(qpos, mocap)["front"]  # states of the CPU are moved
+        again = renderer.render(qpos, own)["front"]  # states of the CPU are moved
         assert torch.equal(to_host(rgb_of(again)), rgb_of(expected["front"]))
 
 
@@ -206,6 +214,115 @@ def test_pictures_are_on_the_renderers_device(kind: Kind) -> None:
     """3."""
     image = hopper(kind, 2).render(still(suite("hopper"), 2))["track"]
     assert hopper(kind, 1).device == rgb_of(image).device == depth_of(image).device == torch.device("cpu")
+
+
+# --- what rows have of their own --------------------------------------------------------------------------------------
+
+ROOM = scene(
+    """<geom type="plane" size="2 2 1" pos="0 0 -.6" material="floor"/>
+    <geom name="target" type="box" size=".1 .1 .1" pos=".6 0 -.3" material="dull"/>
+    <body name="post" pos="-.7 0 0"><geom type="capsule" size=".1 .3"/></body>
+    <body name="arm"><joint axis="0 1 0"/><geom type="ellipsoid" size=".1 .2 .4"/>
+      <camera name="follow" mode="track" pos="0 -2 .3" xyaxes="1 0 0 0 0 1"/></body>
+    <body name="goal" mocap="true" pos="0 0 .8"><geom type="box" size=".15 .1 .1" rgba="1 0 0 1"/></body>
+    <body name="ghost"><geom size=".3" pos="0 .5 .4" rgba="1 1 1 0"/></body>""",
+    SKY
+    + CHECKER
+    + '<material name="floor" texture="checker" texrepeat="3 3"/><material name="dull" rgba=".3 .9 .3 1"/>',
+    light='<light type="point" pos="1 -2 1" attenuation="1 .1 0"/>' + SUN,
+)
+# By how much rows 0, 1 and 2 differ in a field: something is to be seen of each.
+OWN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    **{name: lambda x, i: x + [0.2 * i, 0, 0.1 * i] for name in ("body_pos", "geom_pos", "cam_pos", "light_pos")},
+    **{
+        name: lambda x, i: x + [0, 0.1 * i, 0.3 * i, 0.0]
+        for name in ("body_quat", "geom_quat", "cam_quat", "mocap_quat")
+    },
+    **{name: lambda x, i: x * (1 - 0.3 * i) for name in ("geom_size", "cam_fovy", "mat_texrepeat", "light_diffuse")},
+    **{name: lambda x, i: x * (1 - 0.3 * i) for name in ("light_specular", "mat_specular", "mat_shininess")},
+    **{name: lambda x, i: x + 0.1 * i for name in ("mat_emission", "light_ambient", "light_attenuation", "qpos0")},
+    "geom_rgba": lambda x, i: np.clip(x * [1, 1 - 0.3 * i, 1, 1] + [0, 0, 0, 0.5 * i], 0, 1),
+    "mat_rgba": lambda x, i: x * [1, 1 - 0.3 * i, 1, 1],
+    "light_dir": lambda x, i: x + [0.3 * i, 0, 0],
+    "light_active": lambda x, i: x & (np.arange(2) >= i),
+    "jnt_pos": lambda x, i: x + [0, 0, 0.3 * i],
+    "jnt_axis": lambda x, i: x + [0.5 * i, 0, 0],
+    "mocap_pos": lambda x, i: x + [0.3 * i, 0, 0],
+}
+TURNED = torch.tensor([[0.5]]).double()
+
+
+def rows_of(field: str) -> dict[str, Tensor]:
+    """(3, ...): what rows 0, 1 and 2 have of a field, and of the constants that depend on it."""
+    models, goal = [with_values(field, i) for i in range(3)], ROOM.body("goal").id
+    found = {name: [getattr(model, name) for model in models] for name in varied(ROOM, [field]) if name not in MOCAP}
+    found |= {name: [getattr(model, name.replace("mocap", "body"))[goal][None] for model in models] for name in MOCAP}
+    return {name: torch.from_numpy(np.stack(values)) for name, values in found.items()}
+
+
+def with_values(field: str, i: int) -> mujoco.MjModel:
+    """The room as row i has it."""
+    model = copy.copy(ROOM)
+    if field in MOCAP:  # where the model has the body
+        place = getattr(model, field.replace("mocap", "body"))[ROOM.body("goal").id]
+        place[:] = OWN[field](place.copy(), i)
+    else:
+        getattr(model, field)[:] = OWN[field](getattr(model, field).copy(), i)
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+    return model
+
+
+@pytest.mark.parametrize("field", OWN)
+def test_a_picture_is_that_of_a_model_with_its_rows_values(kind: Kind, field: str) -> None:
+    """8. "A picture is that of a model with its row's values": rows that differ look different, equal ones alike."""
+    views = [View("front", 40, 40, depth=True), View("follow", 30, 30)]
+    own = rows_of(field)
+    renderer = make_renderer(ROOM, 3, views, 1, kind, params=[field])
+    assert set(own) == set(renderer.varied)
+    images = renderer.render(TURNED.repeat(3, 1), own)
+    order = [2, 0, 0]
+    again = renderer.render(TURNED.repeat(3, 1), {name: values[order] for name, values in own.items()})
+    alone = make_renderer(with_values(field, 1), 1, views, 1, kind).render(TURNED)
+    for camera, image in images.items():
+        assert (rgb_of(image)[1] != rgb_of(alone[camera])[0]).float().mean() < 0.005
+        assert torch.equal(rgb_of(image)[order], rgb_of(again[camera]))  # 1. with values: a function of its own row
+    for i, j in ((0, 1), (1, 2), (0, 2)):
+        assert any((rgb_of(image)[i] != rgb_of(image)[j]).sum() > 20 for image in images.values())
+
+
+def test_rows_with_values_do_not_depend_on_threads(kind: Kind) -> None:
+    """2, 8."""
+    own = rows_of("geom_rgba") | rows_of("cam_fovy")
+    one, two = (
+        make_renderer(ROOM, 3, [View("front", depth=True)], threads, kind, params=["geom_rgba", "cam_fovy"]).render(
+            TURNED.repeat(3, 1), own
+        )["front"]
+        for threads in (1, 2)
+    )
+    assert equal(one, two)
+
+
+def test_a_value_that_is_no_number_is_the_models(kind: Kind) -> None:
+    """8. "A value that is no number is the model's." """
+    renderer = make_renderer(ROOM, 3, [View("front", depth=True)], 1, kind, params=["geom_pos", "geom_rgba"])
+    own = rows_of("geom_pos") | rows_of("geom_rgba")
+    good = renderer.render(TURNED.repeat(3, 1), own)["front"]
+    broken = {name: values.clone() for name, values in own.items()}
+    broken["geom_pos"][1], broken["geom_rgba"][1], broken["mocap_pos"][1] = torch.nan, 1e20, -torch.inf
+    image = renderer.render(TURNED.repeat(3, 1), broken)["front"]
+    assert torch.equal(rgb_of(image)[[0, 2]], rgb_of(good)[[0, 2]])
+    assert torch.equal(rgb_of(image)[1], rgb_of(renderer.render(TURNED.repeat(3, 1))["front"])[1])
+
+
+def test_what_cannot_differ_is_refused_by_name(kind: Kind) -> None:
+    """8. "Refused when the renderer is made, in a line that names the field; what isn't seen does no harm." """
+    for field in ("geom_type", "geom_matid", "mat_texid", "light_type", "cam_sensorsize", "hfield_data"):
+        with pytest.raises(SdpgError, match=f"'{field}' can't be drawn differently in each row"):
+            make_renderer(ROOM, 1, [View("front")], 1, kind, params=["geom_rgba", field])
+    renderer = make_renderer(ROOM, 1, [View("front")], 1, kind, params=["dof_damping", "geom_friction", "geom_rgba"])
+    assert set(renderer.varied) == {"geom_rgba", *MOCAP}
+    with pytest.raises(ValueError, match="not made for rows that differ in geom_size"):
+        renderer.render(TURNED, {"geom_size": torch.zeros(1, ROOM.ngeom, 3)})
 
 
 # --- which one, and what can't be drawn -------------------------------------------------------------------------------

@@ -175,10 +175,10 @@ def test_cameras_and_lights_that_move() -> None:
     qpos += torch.randn(qpos.shape, generator=torch.Generator().manual_seed(0)) * 0.5
     for camera in ("front", "onboard"):
         compare(model, View(camera, 50, 50, depth=True), qpos)
-    moved = torch.tensor([[[0.5, 0.0, 0.3]]]).expand(6, 1, 3)
+    moved = {"mocap_pos": torch.tensor([[[0.5, 0.0, 0.3]]]).expand(6, 1, 3)}
     for kind in KINDS:
         renderer = make_renderer(model, 6, [View("front")], 1, kind)
         here = rgb_of(renderer.render(qpos)["front"])
-        there = rgb_of(renderer.render(qpos, mocap_pos=moved)["front"])
+        there = rgb_of(renderer.render(qpos, moved)["front"])
         assert (here != there).any(dim=1).sum() > 100
         assert torch.equal(here, rgb_of(renderer.render(qpos)["front"]))  # the model's place again

@@ -27,9 +27,10 @@ from sdpg.distributed import Group
 from sdpg.env import BranchedEnv
 from sdpg.nn.encoders import Depth, Pixels
 from sdpg.nn.modules import Actor, Normalizer
-from sdpg.render.views import States
+from sdpg.render import own
 from sdpg.rng import RowRng
 from sdpg.tasks.base import BUILT_IN, make_task
+from sdpg.types import MOCAP
 from sdpg.video import Player
 
 Rows = list[dict[str, str]]
@@ -304,10 +305,10 @@ def test_an_evaluation(obs: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_states_are_mended_on_the_device() -> None:
     spec = compile_scene(make_task("hopper"))
-    hopper = States(spec, 3, torch.device("cpu"))
+    hopper = own.Rows(spec, 3, (), torch.device("cpu"))
     qpos = torch.rand(3, spec.nq)
     qpos[1, 2], qpos[2, 0] = torch.nan, 1e10
-    rows = hopper(qpos, None, None)
+    rows = hopper(qpos, None)
     assert rows.keys() == {"qpos"} and rows["qpos"].dtype == torch.float64
     assert torch.equal(rows["qpos"][0], qpos[0].double())
     assert rows["qpos"][1].tolist() == rows["qpos"][2].tolist() == spec.qpos0.tolist()
@@ -315,13 +316,13 @@ def test_states_are_mended_on_the_device() -> None:
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body.format(1)}{body.format(2)}</worldbody></mujoco>")
     given = torch.full((2, 2, 3), 7.0)
     given[1, 0, 1] = torch.inf
-    fixed = States(model, 2, torch.device("cpu"))(torch.zeros(2, 0), given, None)
+    fixed = own.Rows(model, 2, MOCAP, torch.device("cpu"))(torch.zeros(2, 0), {"mocap_pos": given})
     assert fixed["mocap_pos"].tolist() == [[[7, 7, 7], [7, 7, 7]], [[7, 0, 7], [7, 7, 7]]]
     assert fixed["mocap_quat"].tolist() == [[[1, 0, 0, 0]] * 2] * 2
     with pretended_gpu() as gpu:
-        there = States(spec, 3, gpu.device)
+        there = own.Rows(spec, 3, (), gpu.device)
         for given in (qpos, qpos.to(gpu.device)):
-            assert torch.equal(to_host(there(given, None, None)["qpos"]), rows["qpos"])
+            assert torch.equal(to_host(there(given, None)["qpos"]), rows["qpos"])
         assert not gpu.waits
 
 

@@ -15,7 +15,7 @@ LAYERS = [
     {"env"},
     {"algos"},
     {"config", "presets"},
-    set("build declarations situations checkpoint log folder pace plan quarantine train evaluate".split())
+    set("build declarations situations shown checkpoint log folder pace plan quarantine train evaluate".split())
     | set("bench check doctor runs curves compare track options video view replay display".split()),
     {"cli", "__main__"},
 ]

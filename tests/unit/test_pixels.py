@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
+import mujoco
 import pytest
 import torch
 from conftest import tiny
@@ -15,19 +17,24 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, scaled, use_bfloat16
 from sdpg.render.api import Image, View
+from sdpg.render.choose import make_renderer
 from sdpg.render.stack import Eyes
-from sdpg.types import Camera
+from sdpg.rng import RowRng
+from sdpg.tasks.cartpole import Cartpole
+from sdpg.types import Camera, Start
+from sdpg.video import frames
+from sdpg.view import Controls, Crane
 
 
 class Counting:
     """The n-th call draws pictures of the number n, plus 100 times the row."""
 
-    kind, threads, device = "counting", 1, torch.device("cpu")
+    kind, threads, device, varied = "counting", 1, torch.device("cpu"), ()
 
     def __init__(self, num: int, view: View):
         self.num, self.views, self.calls = num, (view,), 0
 
-    def render(self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None) -> dict:
+    def render(self, qpos: Tensor, own: dict[str, Tensor] | None = None) -> dict:
         self.calls += 1
         shade = self.calls + 100.0 * torch.arange(self.num)
         picture = shade[:, None, None, None].expand(-1, 3, self.views[0].height, self.views[0].width)
@@ -286,3 +293,109 @@ def test_sources_of_one_camera_that_differ_are_refused_in_plain_words(other: Cam
 def test_a_camera_sees_its_geom_groups() -> None:
     seen = views_of({"pixels": Camera("side", groups=(0, 3)), "above": Camera("above", 30, 20)})
     assert seen == [View("side", groups=(0, 3)), View("above", 30, 20)]
+
+
+# --- rows that look different
+
+
+class Reacher(Cartpole):
+    """A ball to be reached, somewhere else in every episode: a mocap body. Beside it a block that is fixed to the
+    world, and of another colour in every episode."""
+
+    params: tuple[str, ...] = ("geom_rgba",)
+
+    def scene(self) -> mujoco.MjSpec:
+        spec = super().scene()
+        sphere, box = mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_BOX
+        look = {"contype": 0, "conaffinity": 0, "rgba": [1, 0, 0, 1]}
+        spec.worldbody.add_body(name="ball", mocap=True).add_geom(type=sphere, size=[0.1, 0, 0], **look)
+        spec.worldbody.add_geom(name="block", type=box, size=[0.1, 0.1, 0.1], pos=[0, 0, 1.2], **look)
+        return spec
+
+    def start(self, rng: RowRng, n: int) -> Start:
+        start, model = super().start(rng, n), self.scene().compile()
+        place = torch.cat((rng.uniform(-1.0, 1.0, 1), torch.zeros(n, 1), 1.5 * torch.ones(n, 1)), dim=-1)  # (n, 3)
+        params = {name: torch.from_numpy(getattr(model, name)).repeat(n, 1, 1) for name in self.params}
+        block = model.geom("block").id
+        if "geom_rgba" in params:
+            params["geom_rgba"][:, block, :3] = rng.uniform(0.1, 1.0, 3)
+        if "geom_pos" in params:
+            params["geom_pos"][:, block, :1] = rng.uniform(-1.0, 1.0, 1).double()
+        return replace(start, params=params, mocap_pos=place[:, None])
+
+
+class MovesTheBlock(Reacher):
+    params = ("geom_rgba", "geom_pos")
+
+
+def _unlike(pictures: Tensor) -> bool:
+    return len({picture.numpy().tobytes() for picture in pictures}) == len(pictures)
+
+
+@pytest.mark.parametrize(("task", "sim"), [(MovesTheBlock, "cpu"), (Reacher, "warp")])
+def test_every_episode_shows_its_own_goal(task: type[Reacher], sim: str) -> None:
+    """From equal states, rows with other goals look different; branches have their nominal's goal; a restart moves the
+    goal of its row and no other; a saved environment goes on with the same pictures."""
+    env = make_env(task(), 3, 2, 0, 1, "pixels", sim=sim)
+    qpos, fields = torch.zeros(3, 2), env.eyes.renderer.varied
+    own = env.looks(fields)
+    alone = {
+        name: env.eyes.renderer.render(qpos, {name: own[name]})["side"].rgb for name in own if name != "mocap_quat"
+    }
+    assert all(_unlike(pictures) for pictures in alone.values()) and alone.keys() == {*task.params, "mocap_pos"}
+    first = env.observe().sources["pixels"]
+    assert _unlike(first)
+    for name in fields:
+        every = env.sim.params(name).unflatten(0, (3, 3))  # (N, K, ...)
+        assert torch.equal(every, every[:, :1].expand_as(every))
+    other = make_env(task(), 3, 2, 1, 1, "pixels", sim=sim)
+    other.load_state_dict(env.state_dict())
+    action = torch.zeros(3, 3, 1)
+    for each in (env, other):
+        each.step(action)
+    assert torch.equal(env.observe().sources["pixels"], other.observe().sources["pixels"])
+    step = env.step(action)
+    step.terminated[1, 0] = True
+    env.restart(step)
+    again = env.looks(fields)
+    for name in alone:
+        assert torch.equal(again[name][[0, 2]], own[name][[0, 2]]) and not torch.equal(again[name][1], own[name][1])
+
+
+def test_what_start_gives_must_fit() -> None:
+    class Wrong(Reacher):
+        params = ()
+
+        def start(self, rng: RowRng, n: int) -> Start:
+            return replace(super().start(rng, n), params={"geom_size": torch.zeros(n, 3)})
+
+    class Two(Reacher):
+        def start(self, rng: RowRng, n: int) -> Start:
+            return replace(super().start(rng, n), mocap_pos=torch.zeros(n, 2, 3))
+
+    with pytest.raises(SdpgError, match=r"Wrong gave params \['geom_size'\]; name them"):
+        make_env(Wrong(), 2)
+    with pytest.raises(SdpgError, match=r"'mocap_pos' \(2, 2, 3\); the scene's mocap bodies need \(n, 1, 3\)"):
+        make_env(Two(), 2)
+
+
+def test_what_cannot_be_drawn_per_row_is_refused_when_the_environment_is_built() -> None:
+    class Textured(Reacher):
+        params = ("mat_texid",)
+
+    with pytest.raises(SdpgError, match="'mat_texid' can't be drawn differently in each row"):
+        make_env(Textured(), 2, obs="pixels")
+    assert make_env(Textured(), 2).eyes is None  # nobody looks
+
+
+def test_films_and_the_crane_show_the_rows_goal() -> None:
+    env = make_env(MovesTheBlock(), 1, 0, 3, 1, "pixels")
+    camera, size, model = env.task.camera, 64, copy.copy(env.sim.model)
+    for name, values in env.looks(["geom_rgba", "geom_pos"]).items():
+        getattr(model, name)[:] = values[0].numpy()
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    qpos, mocap = env.physics().qpos[:, 0], env.looks(["mocap_pos"])
+    wanted = make_renderer(model, 1, [View(camera, size, size)]).render(qpos, mocap)[camera].rgb[0]
+    film = next(frames(lambda obs: torch.zeros(1, 1), env, 1, size, {}))
+    assert torch.equal(torch.from_numpy(film)[:, :size].permute(2, 0, 1), wanted)
+    assert (Crane(env, size).picture(qpos, Controls()) != wanted).float().mean() < 0.01

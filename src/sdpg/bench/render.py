@@ -23,6 +23,7 @@ from torch import Tensor
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
 from sdpg.build import compile_scene, default_threads, make_env
+from sdpg.env import BranchedEnv
 from sdpg.render.api import Renderer, View
 from sdpg.render.choose import choose, make_renderer
 
@@ -50,34 +51,38 @@ class Options:
     seed: int = 0
 
 
-def _states(options: Options, threads: int) -> Tensor:
-    """(N, nq): after a few random actions."""
+def _worlds(options: Options, threads: int) -> BranchedEnv:
+    """N of them, after a few random actions."""
     env = make_env(options.task, options.num_nominal, 0, options.seed, threads)
     generator = torch.Generator().manual_seed(options.seed)
     for _ in range(10):
         action = 2 * torch.rand(*env.grid, env.task.action_size, generator=generator) - 1
         env.restart(env.step(action))
-    return env.physics().qpos[:, 0].clone()
+    return env
 
 
 def run(options: Options) -> dict[str, Any]:
     threads = options.threads or default_threads()
-    qpos, env = _states(options, threads), make_env(options.task, 1)
+    env = _worlds(options, threads)
+    qpos, params = env.physics().qpos[:, 0].clone(), env.task.params
     model, camera = compile_scene(env.task), env.task.camera
     view = View(camera, options.width, options.height, depth=options.depth)
-    chosen, why = choose(model, [view])
+    chosen, why = choose(model, [view], params=params)
     renderers: dict[str, Renderer] = {}
     make_seconds: dict[str, float | None] = {"raster": None, "warp": None}
     for kind in ("raster", "warp"):
         if kind == "warp" or chosen == "raster":
             make_seconds[kind] = timed(
-                lambda k=kind: renderers.update({k: make_renderer(model, len(qpos), [view], threads, k)})  # type: ignore[misc]
+                lambda k=kind: renderers.update(  # type: ignore[misc]
+                    {k: make_renderer(model, len(qpos), [view], threads, k, params=params)}
+                )
             )
     seconds: dict[str, list[float]] = {kind: [] for kind in renderers}
     for _ in range(options.repeats + 1):  # the first is warm-up
         for kind, renderer in renderers.items():
             calls = options.calls if kind == "raster" else 1
-            took = timed(lambda r=renderer, c=calls: [r.render(qpos) for _ in range(c)])  # type: ignore[misc]
+            own = env.looks(renderer.varied)
+            took = timed(lambda r=renderer, c=calls, o=own: [r.render(qpos, o) for _ in range(c)])  # type: ignore[misc]
             seconds[kind].append(took / calls / len(qpos))
     each: dict[str, float | None] = {"raster": None, "warp": None}
     each |= {kind: median(values[1:]) for kind, values in seconds.items()}

@@ -18,12 +18,17 @@ Promises, each with a test that quotes it (tests/contract/test_render.py, the la
    tendons and skins are not drawn.
 7. A row that is no state (a number that is not finite, or beyond what the engine accepts) is drawn as the model's
    reference pose and spoils nothing else.
-8. All implementations agree: on the suite's tasks the robot's pixels overlap by at least 97 %, colours differ by at
+8. Rows may differ in the model fields that `make_renderer` was told of and in the poses of mocap bodies: a picture is
+   that of a model with its row's values, given in `own`. What is drawn but can't differ from row to row is refused when
+   the renderer is made, in a line that names the field; what isn't seen, such as a mass, does no harm. A value that is
+   no number is the model's.
+9. All implementations agree: on the suite's tasks the robot's pixels overlap by at least 97 %, colours differ by at
    most 4 of 255 in the mean, depths of common pixels by at most 1 %.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,17 +57,17 @@ class Image:
 
 
 class Renderer(Protocol):
-    """Made from (model, N, views, threads, device). The model is copied: later changes to it are not seen."""
+    """Made from (model, N, views, threads, device, fields that rows differ in). The model is copied: later changes to
+    it are not seen."""
 
     kind: str  # "raster" or "warp"
     num: int  # N
     views: tuple[View, ...]
+    varied: tuple[str, ...]  # fields that `own` may have: "mocap_pos", "mocap_quat", and those of the model
     threads: int
     device: torch.device  # where the pictures are
 
-    def render(
-        self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
-    ) -> dict[str, Image]:
-        """Camera -> image of the states qpos (N, nq); mocap bodies (N, nmocap, 3 and 4) stay where the model has them
-        unless given."""
+    def render(self, qpos: Tensor, own: Mapping[str, Tensor] | None = None) -> dict[str, Image]:
+        """Camera -> image of the states qpos (N, nq). `own`: of some of the fields in `varied` each row's value (N,
+        ...), in place of the model's."""
         ...

@@ -10,17 +10,21 @@ import torch
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Renderer, View
+from sdpg.render.own import varied
 from sdpg.render.views import check_views, obstacle
 
 Kind = Literal["auto", "raster", "warp"]
 
 
-def choose(model: mujoco.MjModel, views: Sequence[View], device: torch.device | str = "cpu") -> tuple[str, str]:
+def choose(
+    model: mujoco.MjModel, views: Sequence[View], device: torch.device | str = "cpu", params: Sequence[str] = ()
+) -> tuple[str, str]:
     """The kind that "auto" means for these views, and a clause that says why."""
-    views = check_views(model, 1, views)
+    fields = varied(model, params)
+    views = check_views(model, 1, views, varied=fields)
     if torch.device(device).type != "cpu":
         return "warp", "the rasteriser draws on CPU cores only"
-    reason = obstacle(model, views)
+    reason = obstacle(model, views, fields)
     if reason is None:
         return "raster", "the scene consists of primitives"
     return "warp", reason
@@ -33,20 +37,21 @@ def make_renderer(
     threads: int = 1,
     kind: Kind = "auto",
     device: torch.device | str = "cpu",
+    params: Sequence[str] = (),
 ) -> Renderer:
-    """N = num images at a time, on `device`. Takes seconds when a renderer, or a scene on "warp", is used for the first
-    time on a machine: code is compiled, and kept on disk."""
+    """N = num images at a time, on `device`, of rows that may differ in the model fields `params`. Takes seconds when a
+    renderer, or a scene on "warp", is used for the first time on a machine: code is compiled, and kept on disk."""
     # Imported here: what is not used need not be there, and takes its time to import.
     if kind == "auto":
-        kind = choose(model, views, device)[0]  # type: ignore[assignment]
+        kind = choose(model, views, device, params)[0]  # type: ignore[assignment]
     if kind == "raster":
         if torch.device(device).type != "cpu":
             raise SdpgError("the rasteriser draws on CPU cores only; take the renderer 'warp'")
         from sdpg.render.raster import RasterRenderer
 
-        return RasterRenderer(model, num, views, threads)
+        return RasterRenderer(model, num, views, threads, params)
     if kind == "warp":
         from sdpg.render.warp import WarpRenderer
 
-        return WarpRenderer(model, num, views, threads, device)
+        return WarpRenderer(model, num, views, threads, device, params)
     raise SdpgError(f"unknown renderer '{kind}'; give auto, raster or warp")

@@ -241,40 +241,43 @@ def _draw_plane(p, xs, ys, z, ids, box, g):
 
 
 @part
-def _draw(geometry, p, g, z, ids, box):
-    kind = geometry.kind[g]
+def _draw(kind, xs, ys, p, g, z, ids, box):
     if kind == PLANE:
-        _draw_plane(p, geometry.xs, geometry.ys, z, ids, box, g)
+        _draw_plane(p, xs, ys, z, ids, box, g)
     elif kind == BOX:
-        _draw_box(p, geometry.xs, geometry.ys, z, ids, box, g)
+        _draw_box(p, xs, ys, z, ids, box, g)
     elif kind == CYLINDER:
-        _draw_cylinder(p, geometry.xs, geometry.ys, z, ids, box, g)
+        _draw_cylinder(p, xs, ys, z, ids, box, g)
     elif kind == ELLIPSOID:
-        _draw_ellipsoid(p, geometry.xs, geometry.ys, z, ids, box, g)
+        _draw_ellipsoid(p, xs, ys, z, ids, box, g)
     else:
-        _draw_capsule(p, geometry.xs, geometry.ys, z, ids, box, g)
+        _draw_capsule(p, xs, ys, z, ids, box, g)
 
 
 @jit
 def cover(geometry, poses, begin, end, z, ids, pose, box, depth):
     """Worlds begin to end, n of them: fills z and ids (n, H, Wp), the geoms' rows `pose` (n, G, 15), `box` (n, G, 4) of
     rows and columns that they may be in, and depth (N, H, W), unless that is (0, H, W)."""
-    height = geometry.ys.size
+    height = geometry.ys.shape[1]
     bounds = np.empty(4)
     for w in range(end - begin):
         n = begin + w
         cpos, cmat = poses.cam_xpos[n, geometry.camera], poses.cam_xmat[n, geometry.camera]
+        r = n % geometry.xs.shape[0]
+        xs, ys, grid = geometry.xs[r], geometry.ys[r], geometry.grid[r]
         z[w], ids[w], box[w] = geometry.far, -1, 0
         for g in range(geometry.kind.size):
-            k, row, around = geometry.geom[g], pose[w, g], box[w, g]
-            _place(row, geometry.kind[g], geometry.size[g], poses.geom_xpos[n, k], poses.geom_xmat[n, k], cpos, cmat)
-            if _bounds(row, geometry.kind[g], bounds):
-                i0, i1 = _pixels(bounds[2], bounds[3], geometry.grid[2], geometry.grid[3], height)
-                j0, j1 = _pixels(bounds[0], bounds[1], geometry.grid[0], geometry.grid[1], geometry.width)
+            if not geometry.visible[r, g]:
+                continue
+            k, row, around, kind = geometry.geom[g], pose[w, g], box[w, g], geometry.kind[g]
+            _place(row, kind, geometry.size[r, g], poses.geom_xpos[n, k], poses.geom_xmat[n, k], cpos, cmat)
+            if _bounds(row, kind, bounds):
+                i0, i1 = _pixels(bounds[2], bounds[3], grid[2], grid[3], height)
+                j0, j1 = _pixels(bounds[0], bounds[1], grid[0], grid[1], geometry.width)
                 if i1 > i0 and j1 > j0:
                     around[0], around[1] = i0, i1
                     around[2], around[3] = j0 // LANES * LANES, (j1 + LANES - 1) // LANES * LANES
-                    _draw(geometry, row, np.int32(g), z[w], ids[w], around)
+                    _draw(kind, xs, ys, row, np.int32(g), z[w], ids[w], around)
         if depth.shape[0]:
             for i in range(height):
                 near, whose, out = z[w, i], ids[w, i], depth[n, i]

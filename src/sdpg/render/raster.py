@@ -8,7 +8,7 @@ them colours. Pictures equal those of `render.warp`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -21,10 +21,12 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.cover import cover
-from sdpg.render.scene import Geometry, Look, Poses, geometry_of, look_of
+from sdpg.render.own import LOOKS, Rows, varied
+from sdpg.render.scene import Geometry, Look, Poses, Scene
 from sdpg.render.shade import shade
-from sdpg.render.views import States, check_views, obstacle
+from sdpg.render.views import check_views, obstacle
 from sdpg.render.workers import Workers
+from sdpg.types import MOCAP
 
 _SKIPPED = ("CONTACT", "CONSTRAINT", "ACTUATION", "SENSOR")  # of mjtDisableBit: poses do not need them
 _POSES = {"geom_xpos": 3, "geom_xmat": 9, "cam_xpos": 3, "cam_xmat": 9, "light_xpos": 3, "light_xdir": 3}
@@ -37,36 +39,43 @@ class RasterRenderer:
     kind = "raster"
     device = torch.device("cpu")
 
-    def __init__(self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1):
-        self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
-        if (reason := obstacle(model, self.views)) is not None:
+    def __init__(
+        self, model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, params: Sequence[str] = ()
+    ):
+        self.varied = varied(model, params)
+        self.views, self.num, self.threads = check_views(model, num, views, threads, self.varied), num, threads
+        if (reason := obstacle(model, self.views, self.varied)) is not None:
             raise SdpgError(f"the rasteriser can't draw this: {reason}; take the renderer 'warp'")
         self._model = copy.copy(model)
         for name in _SKIPPED:
             self._model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{name}"))
+        if self.varied:  # a geom that is in the middle of its body may be elsewhere in some row
+            self._model.geom_sameframe[:] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
         self._batch = Batch(self._model, nsim=num, nthread=min(threads, num))
-        self._states = States(self._model, num, self.device)
+        self._rows = Rows(self._model, num, self.varied, self.device)
         self._poses = Poses(*(self._batch.bind(name).reshape(num, -1, n) for name, n in _POSES.items()))
-        self._scenes = {view: (geometry_of(self._model, view), look_of(self._model, view)) for view in self.views}
+        self._scenes = {view: Scene(self._model, view, self.varied) for view in self.views}
         self._workers = Workers(threads)
         # Loads the compiled code, or compiles it if it isn't on disk yet: now, so that all pictures take equally long.
         self.render(torch.from_numpy(np.repeat(model.qpos0[None], num, axis=0)))
 
-    def render(
-        self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
-    ) -> dict[str, Image]:
-        for name, values in self._states(qpos, mocap_pos, mocap_quat).items():
-            self._batch.bind(name)[:] = values.numpy()
+    def render(self, qpos: Tensor, own: Mapping[str, Tensor] | None = None) -> dict[str, Image]:
+        rows = {name: values.numpy() for name, values in self._rows(qpos, own).items()}
+        for name, values in rows.items():
+            if name in ("qpos", *MOCAP):
+                self._batch.bind(name)[:] = values
+            elif name not in LOOKS:
+                self._batch.expand(name)[:] = values
         with suppress(SimulationError):  # nothing here depends on what the engine may complain of after the positions
             self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
-        return {view.camera: self._picture(view, *scene) for view, scene in self._scenes.items()}
+        return {view.camera: self._picture(view, *scene.of(rows)) for view, scene in self._scenes.items()}
 
     def _picture(self, view: View, geometry: Geometry, look: Look) -> Image:
         rgb = np.empty((self.num if view.rgb else 0, 3, view.height, view.width), np.uint8)
         depth = np.empty((self.num if view.depth else 0, view.height, view.width), np.float32)
 
         def job(begin: int, end: int) -> None:
-            grid = (end - begin, geometry.ys.size, geometry.xs.size)
+            grid = (end - begin, geometry.ys.shape[1], geometry.xs.shape[1])
             near, whose = np.empty(grid, np.float32), np.empty(grid, np.int32)
             pose = np.empty((end - begin, geometry.kind.size, 15), np.float32)
             box = np.empty((end - begin, geometry.kind.size, 4), np.int64)

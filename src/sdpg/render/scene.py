@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mujoco
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 
 from sdpg.render.api import View
 from sdpg.render.cover import LANES, PLANE
+from sdpg.render.own import LOOKS
 from sdpg.render.shade import DIRECTIONAL, HEADLIGHT
-from sdpg.render.views import camera_id, colours, pixel_coordinates, seen, textures
+from sdpg.render.views import camera_id, colours, frustum, pixel_rows, seen, textures
 
 _MAX_SHININESS = 128.0  # OpenGL's, and mujoco_warp's
 _NO_MATERIAL = (0.0, 0.5, 64.0)  # emission, specular, exponent
@@ -19,33 +21,34 @@ _NO_LIGHT = 0.3  # ambient light where there is no other
 
 
 class Geometry(NamedTuple):
-    """What `cover` needs of a view. G geoms; float32 unless said."""
+    """What `cover` needs of a view. G geoms; R is N where rows have looks of their own, else 1; float32 unless said."""
 
     camera: int  # its number in the model
     width: int  # W; Wp is W rounded up to a multiple of LANES
-    xs: NDArray[Any]  # (Wp,)
-    ys: NDArray[Any]  # (H,)
-    grid: NDArray[Any]  # (4,) float64: x of the first column, step to the next, y of the first row, step
+    xs: NDArray[Any]  # (R, Wp)
+    ys: NDArray[Any]  # (R, H)
+    grid: NDArray[Any]  # (R, 4) float64: x of the first column, step to the next, y of the first row, step
     far: np.float32  # depth beyond which nothing is seen
     geom: NDArray[Any]  # (G,) int64: its number in the model
     kind: NDArray[Any]  # (G,) int64, mjtGeom
-    size: NDArray[Any]  # (G, 3)
+    size: NDArray[Any]  # (R, G, 3)
+    visible: NDArray[Any]  # (R, G) bool
 
 
 class Look(NamedTuple):
     """What `shade` needs besides. L lights; float32 unless said."""
 
-    material: NDArray[Any]  # (G, 6): colour (3), emission, specular, exponent of the highlight
+    material: NDArray[Any]  # (R, G, 6): colour (3), emission, specular, exponent of the highlight
     texture: NDArray[Any]  # (G,) int64: row of `images`, or -1
-    mapping: NDArray[Any]  # (G, 4): u = m0 x + m1, v = m2 y + m3 of a plane's own coordinates
+    mapping: NDArray[Any]  # (R, G, 4): u = m0 x + m1, v = m2 y + m3 of a plane's own coordinates
     images: NDArray[Any]  # (textures, 3) int64: where it begins in `cells` and `texels`, width, height
     cells: NDArray[Any]  # int32: the colour 0xRRGGBB between four equal texels, -1 between others
     texels: NDArray[Any]  # (..., 3): 0 to 255
     light: NDArray[Any]  # (L,) int64: its number in the model, or HEADLIGHT
     light_kind: NDArray[Any]  # (L,) int64, mjtLightType
-    light_rows: NDArray[Any]  # (L, 11): diffuse (3), specular (3), attenuation (3), cosine of the cutoff, exponent
-    ambient: NDArray[Any]  # (3,)
-    flat: bool  # all lights are directional and nothing is glossy: a plane is lit evenly
+    light_rows: NDArray[Any]  # (R, L, 11): diffuse (3), specular (3), attenuation (3), cosine of the cutoff, exponent
+    ambient: NDArray[Any]  # (R, 3)
+    flat: NDArray[Any]  # (R,) bool: all lights are directional and nothing is glossy, so that a plane is lit evenly
     sky: NDArray[Any]  # (3,): its colour, 0 to 255, where it has only one
     sky_image: int  # row of `images`, or -1
 
@@ -61,76 +64,127 @@ class Poses(NamedTuple):
     light_xdir: NDArray[Any]  # (N, nlight, 3)
 
 
-def geometry_of(model: mujoco.MjModel, view: View) -> Geometry:
-    geoms = seen(model, view.groups)  # (G,)
-    x, y = pixel_coordinates(model, view)
-    steps = [float(v[1] - v[0]) if len(v) > 1 else 1.0 for v in (x, y)]
-    far = model.vis.map.zfar * model.stat.extent
-    return Geometry(
-        camera=camera_id(model, view.camera),
-        width=view.width,
-        xs=np.pad(x, (0, -view.width % LANES), mode="edge").astype(np.float32),
-        ys=y.astype(np.float32),
-        grid=np.array([x[0], steps[0], y[0], steps[1]]),
-        far=np.float32(far if far > 0 else np.inf),
-        geom=geoms.astype(np.int64),
-        kind=model.geom_type[geoms].astype(np.int64),
-        size=model.geom_size[geoms].astype(np.float32),
-    )
+class Scene:
+    """The tables of a view. Rows that have looks of their own get tables of their own, whenever they are drawn."""
+
+    def __init__(self, model: mujoco.MjModel, view: View, varied: Sequence[str]):
+        self._model, self._view = model, view
+        self._varied = tuple(name for name in varied if name in LOOKS)
+        self._geoms = geoms = seen(model, view.groups, varied)  # (G,)
+        self._light, light_kind = _lights(model, self._varied)
+        images = _Images(model)
+        sky = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+        sky_image = images.add(int(sky[0])) if len(sky) else -1
+        sky_colour = images.only_colour(sky_image) if len(sky) else np.zeros(3, np.float32)
+        texture = [images.add(int(tex)) if tex >= 0 else -1 for tex in textures(model, geoms)]
+        own = _Own(model, {})
+        far = model.vis.map.zfar * model.stat.extent
+        self._geometry = Geometry(
+            camera=camera_id(model, view.camera),
+            width=view.width,
+            far=np.float32(far if far > 0 else np.inf),
+            geom=geoms.astype(np.int64),
+            kind=model.geom_type[geoms].astype(np.int64),
+            **self._outlines(own),
+        )
+        self._look = Look(
+            texture=np.array(texture, np.int64),
+            images=np.array(images.rows or [(0, 1, 1)], np.int64),
+            cells=np.concatenate([*images.cells, np.zeros(1, np.int32)]),
+            texels=np.concatenate([*images.texels, np.zeros((1, 3), np.float32)]),
+            light=self._light,
+            light_kind=light_kind,
+            sky=np.zeros(3, np.float32) if sky_colour is None else sky_colour,
+            sky_image=sky_image if sky_colour is None else -1,
+            **self._colours(own, light_kind),
+        )
+
+    def of(self, values: Mapping[str, NDArray[Any]]) -> tuple[Geometry, Look]:
+        """`values`: name -> (N, ...), at least of the fields that the scene was made for."""
+        if not self._varied:
+            return self._geometry, self._look
+        own = _Own(self._model, {name: values[name] for name in self._varied})
+        return (
+            self._geometry._replace(**self._outlines(own)),
+            self._look._replace(**self._colours(own, self._look.light_kind)),
+        )
+
+    def _outlines(self, own: _Own) -> dict[str, Any]:
+        model, view, geoms = self._model, self._view, self._geoms
+        x, y = pixel_rows(view, *frustum(model, view, own["cam_fovy"], own["cam_intrinsic"]))  # (R, W), (R, H)
+        steps = [v[:, 1] - v[:, 0] if v.shape[1] > 1 else np.ones(len(v)) for v in (x, y)]
+        return own.rows(
+            xs=np.pad(x, ((0, 0), (0, -view.width % LANES)), mode="edge").astype(np.float32),
+            ys=y.astype(np.float32),
+            grid=np.stack([x[:, 0], steps[0], y[:, 0], steps[1]], axis=1),
+            size=own["geom_size"][:, geoms].astype(np.float32),
+            visible=colours(own["geom_rgba"], own["mat_rgba"], model.geom_matid)[:, geoms, 3] > 0,
+        )
+
+    def _colours(self, own: _Own, light_kind: NDArray[Any]) -> dict[str, Any]:
+        material = _materials(self._model, self._geoms, own)
+        light_rows = _light_rows(self._model, self._light, own)
+        glossy = np.logical_and(material[..., 4] > 0, material[..., 5] > 0).any(axis=1)  # (R,)
+        glare = (light_rows[..., 3:6] > 0).any(axis=(1, 2)) & glossy  # (R,)
+        return own.rows(
+            material=material,
+            mapping=_mapping(self._model, self._geoms, own),
+            light_rows=light_rows,
+            ambient=_ambient(self._model, own),
+            flat=(light_kind == DIRECTIONAL).all() & ~glare,
+        )
 
 
-def look_of(model: mujoco.MjModel, view: View) -> Look:
-    geoms = seen(model, view.groups)  # (G,)
-    images = _Images(model)
-    material = _materials(model, geoms)
-    light, light_kind, light_rows = _lights(model)
-    glare = (light_rows[:, 3:6] > 0).any() and (material[:, 4:6] > 0).all(axis=1).any()
-    sky = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
-    sky_image = images.add(int(sky[0])) if len(sky) else -1
-    sky_colour = images.only_colour(sky_image) if len(sky) else np.zeros(3, np.float32)
-    texture = [images.add(int(tex)) if tex >= 0 else -1 for tex in textures(model, geoms)]
-    return Look(
-        material=material,
-        texture=np.array(texture, np.int64),
-        mapping=np.array([_mapping(model, g) for g in geoms], np.float32).reshape(-1, 4),
-        images=np.array(images.rows or [(0, 1, 1)], np.int64),
-        cells=np.concatenate([*images.cells, np.zeros(1, np.int32)]),
-        texels=np.concatenate([*images.texels, np.zeros((1, 3), np.float32)]),
-        light=light,
-        light_kind=light_kind,
-        light_rows=light_rows,
-        ambient=_ambient(model),
-        flat=bool((light_kind == DIRECTIONAL).all() and not glare),
-        sky=np.zeros(3, np.float32) if sky_colour is None else sky_colour,
-        sky_image=sky_image if sky_colour is None else -1,
-    )
+class _Own:
+    """Fields of the model as (R, ...): rows' own values where there are any, else the model's once."""
+
+    def __init__(self, model: mujoco.MjModel, values: Mapping[str, NDArray[Any]]):
+        self._model, self._values = model, values
+        self._rows = len(next(iter(values.values()))) if values else 1  # R
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """(R or 1, ...)."""
+        shared: NDArray[Any] = getattr(self._model, name)
+        return self._values[name].astype(shared.dtype) if name in self._values else shared[None]
+
+    def rows(self, **tables: NDArray[Any]) -> dict[str, Any]:
+        """Each of them R times, one after the other in memory: compiled code is for one layout."""
+        return {
+            name: np.ascontiguousarray(np.broadcast_to(table, (self._rows, *table.shape[1:])))
+            for name, table in tables.items()
+        }
 
 
-def _materials(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
-    """(G, 6): colour, emission, specular, exponent."""
-    rows = [
-        (*colour[:3], *_NO_MATERIAL)
-        if m < 0
-        else (*colour[:3], model.mat_emission[m], model.mat_specular[m], model.mat_shininess[m] * _MAX_SHININESS)
-        for colour, m in zip(colours(model)[geoms], model.geom_matid[geoms], strict=True)
-    ]
-    return np.array(rows, np.float32).reshape(-1, 6)
+def _materials(model: mujoco.MjModel, geoms: np.ndarray, own: _Own) -> np.ndarray:
+    """(R, G, 6): colour, emission, specular, exponent."""
+    colour = colours(own["geom_rgba"], own["mat_rgba"], model.geom_matid)[:, geoms, :3]  # (R, G, 3)
+    which = model.geom_matid[geoms]  # (G,)
+    columns = [colour]
+    scales = {"emission": 1.0, "specular": 1.0, "shininess": _MAX_SHININESS}
+    for default, (name, scale) in zip(_NO_MATERIAL, scales.items(), strict=True):
+        values = own[f"mat_{name}"] * np.float32(scale) if model.nmat else np.zeros((1, 1), np.float32)
+        columns.append(np.where(which >= 0, values[:, which], np.float32(default))[..., None])
+    rows = max(len(column) for column in columns)
+    return np.concatenate([np.broadcast_to(c, (rows, *c.shape[1:])) for c in columns], axis=2).astype(np.float32)
 
 
-def _mapping(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, float]:
-    """From a plane's own x and y to u and v, as MuJoCo has it: the texture is repeated `texrepeat` times over a plane,
-    or, if it is uniform or the plane is endless, every 2 m / texrepeat."""
-    material = model.geom_matid[geom]
-    if model.geom_type[geom] != PLANE or material < 0:
-        return 0.0, 0.0, 0.0, 0.0
-    size, uniform = model.geom_size[geom][:2], bool(model.mat_texuniform[material])
-    shift = 0.0 if (size > 0).all() else -0.5
-    scales, offsets = [], []
-    for repeat, half in zip(model.mat_texrepeat[material], size, strict=True):
-        across = float(repeat * half if uniform else repeat) / 2  # repeats from the middle to the edge
-        scales.append(across / float(half) if half > 0 else float(repeat) / 2)
-        offsets.append(across + shift if half > 0 else shift)
-    return scales[0], offsets[0], -scales[1], offsets[1]
+def _mapping(model: mujoco.MjModel, geoms: np.ndarray, own: _Own) -> np.ndarray:
+    """(R, G, 4): from a plane's own x and y to u and v, as MuJoCo has it: the texture is repeated `texrepeat` times
+    over a plane, or, if it is uniform or the plane is endless, every 2 m / texrepeat."""
+    which = model.geom_matid[geoms]  # (G,)
+    textured = (model.geom_type[geoms] == PLANE) & (which >= 0)  # (G,)
+    if not textured.any():
+        return np.zeros((1, len(geoms), 4), np.float32)
+    half = own["geom_size"][:, geoms, :2]  # (R, G, 2)
+    repeat = own["mat_texrepeat"][:, which].astype(np.float64)  # (R, G, 2)
+    uniform = model.mat_texuniform[which].astype(bool)[None, :, None]
+    shift = np.where((half > 0).all(axis=2, keepdims=True), 0.0, -0.5)
+    across = np.where(uniform, repeat * half, repeat) / 2  # repeats from the middle to the edge
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where(half > 0, across / half, repeat / 2)
+    offset = np.where(half > 0, across + shift, shift)
+    mapping = np.stack([scale[..., 0], offset[..., 0], -scale[..., 1], offset[..., 1]], axis=2)
+    return np.where(textured[None, :, None], mapping, 0.0).astype(np.float32)
 
 
 class _Images:
@@ -176,30 +230,36 @@ class _Images:
         return np.pad(pixels[..., :3], ((0, 0), (0, 0), (0, max(0, 3 - pixels.shape[2]))))
 
 
-def _lights(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Those that give any light: number (L,), kind (L,), rows (L, 11)."""
-    found: list[tuple[int, int, list[float]]] = []
-    for k in range(model.nlight):
-        row = [*model.light_diffuse[k], *model.light_specular[k], *model.light_attenuation[k]]
-        row += [np.cos(np.radians(model.light_cutoff[k])), model.light_exponent[k]]
-        if model.light_active[k]:
-            found.append((k, int(model.light_type[k]), row))
+def _lights(model: mujoco.MjModel, varied: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Those that give any light, or may do so in a row: number (L,), kind (L,)."""
+    bright = (model.light_diffuse > 0).any(axis=1) | (model.light_specular > 0).any(axis=1)
+    bright |= bool({"light_diffuse", "light_specular"} & set(varied))
+    on = model.light_active.astype(bool) | ("light_active" in varied)
+    found = [(int(k), int(model.light_type[k])) for k in np.flatnonzero(bright & on)]
     head = model.vis.headlight
-    if head.active:
-        found.append((HEADLIGHT, DIRECTIONAL, [*head.diffuse, *head.specular, 1.0, 0.0, 0.0, -1.0, 0.0]))
-    found = [light for light in found if any(value > 0 for value in light[2][:6])]
-    return (
-        np.array([light[0] for light in found], np.int64),
-        np.array([light[1] for light in found], np.int64),
-        np.array([light[2] for light in found], np.float32).reshape(-1, 11),
-    )
+    if head.active and (np.any(head.diffuse > 0) or np.any(head.specular > 0)):
+        found.append((HEADLIGHT, DIRECTIONAL))
+    return np.array([k for k, _ in found], np.int64), np.array([kind for _, kind in found], np.int64)
 
 
-def _ambient(model: mujoco.MjModel) -> np.ndarray:
-    """(3,): it reaches everything."""
-    total = model.light_ambient[model.light_active.astype(bool)].sum(axis=0)
+def _light_rows(model: mujoco.MjModel, lights: np.ndarray, own: _Own) -> np.ndarray:
+    """(R, L, 11)."""
+    on = own["light_active"].astype(np.float32)[..., None]
+    columns = [own["light_diffuse"] * on, own["light_specular"] * on, own["light_attenuation"]]
+    columns += [np.cos(np.radians(own["light_cutoff"]))[..., None], own["light_exponent"][..., None]]
+    rows = max(len(column) for column in columns)
+    head = model.vis.headlight
+    last = np.array([*head.diffuse, *head.specular, 1.0, 0.0, 0.0, -1.0, 0.0], np.float32)  # HEADLIGHT is -1
+    every = np.concatenate([np.broadcast_to(c, (rows, *c.shape[1:])) for c in columns], axis=2)  # (R, nlight, 11)
+    every = np.concatenate([every, np.broadcast_to(last, (rows, 1, 11))], axis=1)
+    return every[:, lights].astype(np.float32)
+
+
+def _ambient(model: mujoco.MjModel, own: _Own) -> np.ndarray:
+    """(R, 3): it reaches everything."""
+    total = np.where(own["light_active"].astype(bool)[..., None], own["light_ambient"], np.float32(0)).sum(axis=1)
     if model.vis.headlight.active:
         total = total + model.vis.headlight.ambient
     elif not model.nlight:
         total = total + _NO_LIGHT
-    return np.broadcast_to(total, 3).astype(np.float32)
+    return total.astype(np.float32)

@@ -105,14 +105,14 @@ def _sample(look, image, u, v):
 
 
 @part
-def _shade_sky(geometry, look, cmat, ids, rgb):
+def _shade_sky(xs, ys, width, look, cmat, ids, rgb):
     """The pixels of a sky with a picture on it; MuJoCo turns it so that the cube's y is up, faces +x -x +y -y +z -z."""
     side = np.float32(look.images[look.sky_image, 1])
     for i in range(ids.shape[0]):
-        for j in range(geometry.width):
+        for j in range(width):
             if ids[i, j] >= 0:
                 continue
-            x, y = geometry.xs[j], geometry.ys[i]
+            x, y = xs[j], ys[i]
             rx = np.float32(cmat[0] * x + cmat[1] * y - cmat[2])
             rz = -np.float32(cmat[3] * x + cmat[4] * y - cmat[5])
             ry = np.float32(cmat[6] * x + cmat[7] * y - cmat[8])
@@ -130,21 +130,21 @@ def _shade_sky(geometry, look, cmat, ids, rgb):
 
 
 @part
-def _shade_plane(geometry, look, p, g, lights, z, ids, box, rgb):
+def _shade_plane(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
     """Row by row: texture coordinates, colours 0 to 255, light. A plane under directional lights is lit evenly."""
-    m, image, wide = look.material[g], look.texture[g], geometry.xs.size
+    m, image, wide, rows, ambient = look.material[r, g], look.texture[g], xs.size, look.light_rows[r], look.ambient[r]
     start, width, height = look.images[image]
     c0 = p[3] * p[0] + p[4] * p[1] + p[5] * p[2]
     c1 = p[6] * p[0] + p[7] * p[1] + p[8] * p[2]
-    m0, m1, m2, m3 = look.mapping[g]
-    ux, vx, xs, cells = p[3], p[6], geometry.xs, look.cells
+    m0, m1, m2, m3 = look.mapping[r, g]
+    ux, vx, cells = p[3], p[6], look.cells
     us, vs, at = np.empty(wide, np.float32), np.empty(wide, np.float32), np.zeros(wide, np.int32)
     colour, lit = np.full(wide, 0xFFFFFF, np.int32), np.zeros((6, wide), np.float32)
-    light = _light(p[9], p[10], p[11], _ZERO, _ZERO, -_ONE, _ZERO, _ZERO, look.light_kind, lights, look.light_rows)
+    light = _light(p[9], p[10], p[11], _ZERO, _ZERO, -_ONE, _ZERO, _ZERO, look.light_kind, lights, rows)
     for k in range(6):
         lit[k] = light[k]
     for i in range(box[0], box[1]):
-        y, near, whose = geometry.ys[i], z[i], ids[i]
+        y, near, whose = ys[i], z[i], ids[i]
         touched = False
         for j in range(wide):
             touched |= whose[j] == g
@@ -165,21 +165,20 @@ def _shade_plane(geometry, look, p, g, lights, z, ids, box, rgb):
             if mixed:
                 for j in range(wide):
                     if colour[j] < 0 and whose[j] == g:
-                        r, gr, b = _sample(look, image, us[j], vs[j])
-                        colour[j] = (int(r + _HALF) << 16) + (int(gr + _HALF) << 8) + int(b + _HALF)
-        if not look.flat:
+                        red, green, blue = _sample(look, image, us[j], vs[j])
+                        colour[j] = (int(red + _HALF) << 16) + (int(green + _HALF) << 8) + int(blue + _HALF)
+        if not look.flat[r]:
             for j in range(wide):
                 if whose[j] == g:
                     t, shine, exponent = near[j], m[4], m[5]
                     light = _light(
-                        p[9], p[10], p[11], t * geometry.xs[j], t * y, -t, shine, exponent, look.light_kind, lights,
-                        look.light_rows,
-                    )  # fmt: skip
+                        p[9], p[10], p[11], t * xs[j], t * y, -t, shine, exponent, look.light_kind, lights, rows
+                    )
                     for k in range(6):
                         lit[k, j] = light[k]
         for c in range(3):
             shade, glare, base, out = lit[c], lit[3 + c], m[c] / _FULL, rgb[c, i]
-            constant, shift = m[3] + look.ambient[c], np.int32(16 - 8 * c)
+            constant, shift = m[3] + ambient[c], np.int32(16 - 8 * c)
             for j in range(wide):
                 texel = np.float32((colour[j] >> shift) & np.int32(255))
                 value = _byte(base * texel * (constant + shade[j]) + glare[j])
@@ -187,25 +186,25 @@ def _shade_plane(geometry, look, p, g, lights, z, ids, box, rgb):
 
 
 @part
-def _shade_round(geometry, look, p, g, lights, z, ids, box, rgb):
+def _shade_round(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
     """Capsules and spheres under directional lights, a row at a time: what `_shade_others` does, and much faster."""
     h, inverse, ax, ay, az = p[13], _ONE / p[12], p[9], p[10], p[11]
     along = p[0] * ax + p[1] * ay + p[2] * az
-    columns = geometry.xs[box[2] : box[3]]
+    columns, rows = xs[box[2] : box[3]], look.light_rows[r]
     lit = np.empty((3, columns.size), np.float32)
     for i in range(box[0], box[1]):
-        y, near, whose = geometry.ys[i], z[i, box[2] : box[3]], ids[i, box[2] : box[3]]
+        y, near, whose = ys[i], z[i, box[2] : box[3]], ids[i, box[2] : box[3]]
         touched = False
         for j in range(columns.size):
             touched |= whose[j] == g
         if not touched:
             continue
         for c in range(3):
-            lit[c] = look.material[g, 3] + look.ambient[c]
+            lit[c] = look.material[r, g, 3] + look.ambient[r, c]
         a0, red, green, blue = ay * y - az, lit[0], lit[1], lit[2]
         for k in range(lights.shape[0]):
             lx, l0 = lights[k, 0], lights[k, 1] * y - lights[k, 2]
-            dr, dg, db = look.light_rows[k, 0], look.light_rows[k, 1], look.light_rows[k, 2]
+            dr, dg, db = rows[k, 0], rows[k, 1], rows[k, 2]
             centre = p[0] * lx + p[1] * lights[k, 1] + p[2] * lights[k, 2]
             slope = ax * lx + ay * lights[k, 1] + az * lights[k, 2]
             for j in range(columns.size):
@@ -214,28 +213,28 @@ def _shade_round(geometry, look, p, g, lights, z, ids, box, rgb):
                 facing = max((t * (lx * x + l0) - centre - s * slope) * inverse, _ZERO)
                 red[j], green[j], blue[j] = red[j] + dr * facing, green[j] + dg * facing, blue[j] + db * facing
         for c in range(3):
-            base, light, out = look.material[g, c], lit[c], rgb[c, i, box[2] : box[3]]
+            base, light, out = look.material[r, g, c], lit[c], rgb[c, i, box[2] : box[3]]
             for j in range(columns.size):
                 value = _byte(base * light[j])
                 out[j] = value if whose[j] == g else out[j]
 
 
 @part
-def _shade_others(geometry, look, pose, lights, z, ids, box, done, rgb):
+def _shade_others(xs, ys, kinds, look, r, pose, lights, z, ids, box, done, rgb):
     """What is left; `box` is around all of it. (No views of arrays in here: counting references costs more.)"""
-    m = look.material
+    m, rows, ambient = look.material[r], look.light_rows[r], look.ambient[r]
     for i in range(box[0], box[1]):
-        y, whose = geometry.ys[i], ids[i]
+        y, whose = ys[i], ids[i]
         for j in range(box[2], box[3]):
             g = whose[j]
             if g < 0 or done[g]:
                 continue
             t = z[i, j]
-            x, y_, z_ = t * geometry.xs[j], t * y, -t
-            nx, ny, nz = _normal(pose, g, geometry.kind[g], x, y_, z_)
-            light = _light(nx, ny, nz, x, y_, z_, m[g, 4], m[g, 5], look.light_kind, lights, look.light_rows)
+            x, y_, z_ = t * xs[j], t * y, -t
+            nx, ny, nz = _normal(pose, g, kinds[g], x, y_, z_)
+            light = _light(nx, ny, nz, x, y_, z_, m[g, 4], m[g, 5], look.light_kind, lights, rows)
             for c in range(3):
-                rgb[c, i, j] = _byte(m[g, c] * (m[g, 3] + look.ambient[c] + light[c]) + light[3 + c])
+                rgb[c, i, j] = _byte(m[g, c] * (m[g, 3] + ambient[c] + light[c]) + light[3 + c])
 
 
 @part
@@ -260,29 +259,31 @@ def _place_lights(look, poses, n, cpos, cmat, lights):
 @jit
 def shade(geometry, look, poses, begin, end, z, ids, pose, box, rgb):
     """Worlds begin to end, n of them: from z and ids (n, H, Wp), pose (n, G, 15), box (n, G, 4) to rgb (N, 3, H, W)."""
-    height, wide, count = geometry.ys.size, geometry.xs.size, geometry.kind.size
+    height, wide, count = geometry.ys.shape[1], geometry.xs.shape[1], geometry.kind.size
     lights, paint = np.zeros((look.light.size, 6), np.float32), np.empty((3, height, wide), np.uint8)
     around, done = np.empty(4, np.int64), np.empty(count, np.bool_)
     for w in range(end - begin):
         n = begin + w
         cpos, cmat = poses.cam_xpos[n, geometry.camera], poses.cam_xmat[n, geometry.camera]
+        r = n % geometry.xs.shape[0]
+        xs, ys = geometry.xs[r], geometry.ys[r]
         for c in range(3):
             paint[c].fill(np.uint8(look.sky[c]))
         if look.sky_image >= 0:
-            _shade_sky(geometry, look, cmat, ids[w], paint)
+            _shade_sky(xs, ys, geometry.width, look, cmat, ids[w], paint)
         _place_lights(look, poses, n, cpos, cmat, lights)
         around[0], around[1], around[2], around[3] = height, 0, wide, 0
         for g in range(count):
             kind, mine = geometry.kind[g], box[w, g]
-            done[g] = mine[3] == 0 or kind == PLANE or (look.flat and kind in (CAPSULE, SPHERE))
+            done[g] = mine[3] == 0 or kind == PLANE or (look.flat[r] and kind in (CAPSULE, SPHERE))
             if not done[g]:
                 around[0], around[1] = min(around[0], mine[0]), max(around[1], mine[1])
                 around[2], around[3] = min(around[2], mine[2]), max(around[3], mine[3])
             elif kind == PLANE:
-                _shade_plane(geometry, look, pose[w, g], np.int32(g), lights, z[w], ids[w], mine, paint)
+                _shade_plane(xs, ys, look, r, pose[w, g], np.int32(g), lights, z[w], ids[w], mine, paint)
             elif mine[3] > 0:
-                _shade_round(geometry, look, pose[w, g], np.int32(g), lights, z[w], ids[w], mine, paint)
-        _shade_others(geometry, look, pose[w], lights, z[w], ids[w], around, done, paint)
+                _shade_round(xs, ys, look, r, pose[w, g], np.int32(g), lights, z[w], ids[w], mine, paint)
+        _shade_others(xs, ys, geometry.kind, look, r, pose[w], lights, z[w], ids[w], around, done, paint)
         for c in range(3):
             for i in range(height):
                 source, target = paint[c, i], rgb[n, c, i]

@@ -28,10 +28,10 @@ class Eyes:
     def frames(self) -> dict[str, Tensor]:
         return dict(self._frames)
 
-    def look(self, qpos: Tensor, new: Tensor, moved: bool = True) -> None:
-        """Add a frame of the states qpos (N, nq); rows marked in `new` (N,) get a stack full of it. If nothing `moved`
-        since the last look, the stacks of all other rows stay as they are."""
-        images = self.renderer.render(qpos)
+    def look(self, qpos: Tensor, new: Tensor, moved: bool = True, own: Mapping[str, Tensor] | None = None) -> None:
+        """Add a frame of the states qpos (N, nq), with what rows have of their own; rows marked in `new` (N,) get a
+        stack full of it. If nothing `moved` since the last look, the stacks of all other rows stay as they are."""
+        images = self.renderer.render(qpos, own)
         for name, camera in self.cameras.items():
             image = images[camera.name]
             frame = image.depth[:, None] if camera.depth and image.depth is not None else image.rgb  # (N, C, H, W)

@@ -13,7 +13,6 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import View
 
 PRIMITIVES = {"PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX"}  # of mjtGeom: what the rasteriser draws
-LARGEST = 1e10  # mjMAXVAL: the engine calls a coordinate beyond this bad
 
 
 def camera_id(model: mujoco.MjModel, name: str) -> int:
@@ -24,7 +23,9 @@ def camera_id(model: mujoco.MjModel, name: str) -> int:
     return found
 
 
-def check_views(model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1) -> tuple[View, ...]:
+def check_views(
+    model: mujoco.MjModel, num: int, views: Sequence[View], threads: int = 1, varied: Sequence[str] = ()
+) -> tuple[View, ...]:
     if num < 1 or threads < 1:
         raise SdpgError(f"{num} images on {threads} threads can't be rendered; give at least 1 of both")
     if not views:
@@ -35,7 +36,7 @@ def check_views(model: mujoco.MjModel, num: int, views: Sequence[View], threads:
             raise SdpgError(f"camera '{view.camera}': an image of {view.width}x{view.height} pixels can't be rendered")
         if not (view.rgb or view.depth):
             raise SdpgError(f"camera '{view.camera}': ask for rgb, depth or both")
-        if not len(seen(model, view.groups)) and not model.nflex:
+        if not len(seen(model, view.groups, varied)) and not model.nflex:
             raise SdpgError(
                 f"camera '{view.camera}': nothing in the geom groups {view.groups} is visible; choose others"
             )
@@ -45,17 +46,22 @@ def check_views(model: mujoco.MjModel, num: int, views: Sequence[View], threads:
     return tuple(views)
 
 
-def seen(model: mujoco.MjModel, groups: Sequence[int]) -> np.ndarray:
-    """The geoms (n,) of these groups that are not invisible, in the model's order."""
-    return np.flatnonzero(np.isin(model.geom_group, list(groups)) & (colours(model)[:, 3] > 0))
+def seen(model: mujoco.MjModel, groups: Sequence[int], varied: Sequence[str] = ()) -> np.ndarray:
+    """The geoms (n,) of these groups that are not invisible, or not in every row, in the model's order."""
+    visible = (colours(model.geom_rgba[None], model.mat_rgba[None], model.geom_matid)[0, :, 3] > 0) | bool(
+        {"geom_rgba", "mat_rgba"} & set(varied)
+    )
+    return np.flatnonzero(np.isin(model.geom_group, list(groups)) & visible)
 
 
-def colours(model: mujoco.MjModel) -> np.ndarray:
-    """(ngeom, 4): as MuJoCo has it, a material's colour unless the geom's own is not the default."""
-    rgba = np.array(model.geom_rgba, np.float32)
-    default = (rgba == np.array([0.5, 0.5, 0.5, 1.0], np.float32)).all(axis=1) & (model.geom_matid >= 0)
-    rgba[default] = model.mat_rgba[model.geom_matid[default]]
-    return rgba
+def colours(geom_rgba: np.ndarray, mat_rgba: np.ndarray, materials: np.ndarray) -> np.ndarray:
+    """(R, ngeom, 4) of geoms (R, ngeom, 4) and materials (R, nmat, 4): as MuJoCo has it, that of a geom's material
+    (ngeom,) unless its own is not the default."""
+    own = np.asarray(geom_rgba, np.float32)
+    default = (own == np.array([0.5, 0.5, 0.5, 1.0], np.float32)).all(axis=2) & (materials >= 0)
+    if not default.any():
+        return own
+    return np.where(default[..., None], np.asarray(mat_rgba, np.float32)[:, materials], own)
 
 
 def textures(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
@@ -66,14 +72,14 @@ def textures(model: mujoco.MjModel, geoms: np.ndarray) -> np.ndarray:
     return np.where(materials >= 0, model.mat_texid[materials, int(mujoco.mjtTextureRole.mjTEXROLE_RGB)], -1)
 
 
-def obstacle(model: mujoco.MjModel, views: Sequence[View]) -> str | None:
+def obstacle(model: mujoco.MjModel, views: Sequence[View], varied: Sequence[str] = ()) -> str | None:
     """Why the rasteriser can't draw these views: a clause; None: it can."""
     if model.nflex:
         return "the scene has flexible bodies"
     for view in views:
         if model.cam_projection[camera_id(model, view.camera)] == mujoco.mjtProjection.mjPROJ_ORTHOGRAPHIC:
             return f"camera '{view.camera}' is orthographic"
-        geoms = seen(model, view.groups)
+        geoms = seen(model, view.groups, varied)
         for g, texture in zip(geoms, textures(model, geoms), strict=True):
             kind = mujoco.mjtGeom(model.geom_type[g]).name.removeprefix("mjGEOM_")
             name = model.geom(g).name or str(g)
@@ -84,16 +90,21 @@ def obstacle(model: mujoco.MjModel, views: Sequence[View]) -> str | None:
     return None
 
 
-def frustum(model: mujoco.MjModel, view: View) -> tuple[float, float, float, float]:
-    """Left, right, bottom, top of the picture on the plane at distance 1 before the camera."""
+def frustum(
+    model: mujoco.MjModel, view: View, fovy: np.ndarray | None = None, intrinsic: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Left, right, bottom, top (R,) of the picture on the plane at distance 1 before the camera; of the model's fovy
+    (ncam,) and intrinsic (ncam, 4), unless (R, ncam) and (R, ncam, 4) are given."""
     camera = camera_id(model, view.camera)
     aspect = view.width / view.height
     sensor_w, sensor_h = (float(size) for size in model.cam_sensorsize[camera])
     if sensor_h == 0.0:
-        top = float(np.tan(np.radians(model.cam_fovy[camera]) / 2))
+        degrees = model.cam_fovy[None] if fovy is None else fovy
+        top = np.tan(np.radians(degrees[:, camera]) / 2)
         return -top * aspect, top * aspect, -top, top
     # Intrinsics: the part of the sensor that has the picture's aspect.
-    fx, fy, cx, cy = (float(value) for value in model.cam_intrinsic[camera])
+    lengths = model.cam_intrinsic[None] if intrinsic is None else intrinsic
+    fx, fy, cx, cy = lengths[:, camera].astype(np.float64).T
     if aspect > sensor_w / sensor_h:
         sensor_h = sensor_w / aspect
     else:
@@ -103,9 +114,16 @@ def frustum(model: mujoco.MjModel, view: View) -> tuple[float, float, float, flo
 
 def pixel_coordinates(model: mujoco.MjModel, view: View) -> tuple[np.ndarray, np.ndarray]:
     """x (W,), y (H,) float64: the ray of pixel (i, j) goes along (x[j], y[i], -1) in the camera's frame."""
-    left, right, bottom, top = frustum(model, view)
-    x = left + (right - left) * (np.arange(view.width) + 0.5) / view.width
-    y = top + (bottom - top) * (np.arange(view.height) + 0.5) / view.height
+    x, y = pixel_rows(view, *frustum(model, view))
+    return x[0], y[0]
+
+
+def pixel_rows(
+    view: View, left: np.ndarray, right: np.ndarray, bottom: np.ndarray, top: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same of several frusta: (R, W), (R, H)."""
+    x = left[:, None] + (right - left)[:, None] * (np.arange(view.width) + 0.5) / view.width
+    y = top[:, None] + (bottom - top)[:, None] * (np.arange(view.height) + 0.5) / view.height
     return x, y
 
 
@@ -113,31 +131,3 @@ def ray_length(model: mujoco.MjModel, view: View) -> Tensor:
     """(H, W) float32: times depth it is the distance from the camera along each pixel's ray."""
     x, y = pixel_coordinates(model, view)
     return torch.from_numpy(np.sqrt(1 + x[None, :] ** 2 + y[:, None] ** 2).astype(np.float32))
-
-
-class States:
-    """What renderers make of the N states that they are given: float64 rows on `device`, by field of MjData."""
-
-    def __init__(self, model: mujoco.MjModel, num: int, device: torch.device):
-        bodies = np.flatnonzero(model.body_mocapid >= 0)
-        bodies = bodies[np.argsort(model.body_mocapid[bodies])]  # (nmocap,)
-        own = {"qpos": model.qpos0, "mocap_pos": model.body_pos[bodies], "mocap_quat": model.body_quat[bodies]}
-        self._own = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in own.items()}
-        self._num = num
-
-    def __call__(self, qpos: Tensor, mocap_pos: Tensor | None, mocap_quat: Tensor | None) -> dict[str, Tensor]:
-        """qpos (N, nq), rows that are no state replaced by the reference pose; mocap_pos (N, nmocap, 3) and mocap_quat
-        (N, nmocap, 4): what is given, else, and where it is no number, the model's. Only fields that have numbers."""
-        expected = (self._num, len(self._own["qpos"]))
-        if qpos.shape != expected:
-            raise ValueError(f"qpos is {tuple(qpos.shape)}; the renderer was made for {expected}")
-        given = {"qpos": qpos, "mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
-        return {name: self._mended(name, given[name]) for name, own in self._own.items() if own.numel()}
-
-    def _mended(self, name: str, given: Tensor | None) -> Tensor:
-        own = self._own[name].expand(self._num, *self._own[name].shape)
-        if given is None:
-            return own
-        rows = given.detach().to(own).reshape(own.shape)
-        number = rows.abs() < LARGEST  # NaN compares false
-        return torch.where(number.all(-1, keepdim=True) if name == "qpos" else number, rows, own)

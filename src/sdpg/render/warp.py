@@ -9,7 +9,7 @@ made (seconds, the first time) and kept in Warp's cache directory.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
-from sdpg.render.views import States, check_views
+from sdpg.render.own import Rows, varied
+from sdpg.render.views import check_views
 from sdpg.render.workers import Workers
+from sdpg.types import MOCAP
 from sdpg.warp_engine import engine, in_order, numbered
 
-_STATE = ("qpos", "mocap_pos", "mocap_quat")  # fields of Data that decide what is seen
+_STATE = ("qpos", *MOCAP)  # fields of Data that decide what is seen
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class _Part:
 
     start: int
     end: int
+    model: Any  # shared, but for what rows have of their own
     data: Any
-    state: dict[str, Tensor]  # name -> (n, ...) float32: the data's own, seen by torch
+    rows: dict[str, Tensor]  # name -> (n, ...): state of the data, fields of the model, seen by torch
     contexts: list[Any]
     canvases: dict[str, _Canvas]  # by camera
 
@@ -59,11 +62,13 @@ class WarpRenderer:
         views: Sequence[View],
         threads: int = 1,
         device: torch.device | str = "cpu",
+        params: Sequence[str] = (),
     ):
-        self.views, self.num, self.threads = check_views(model, num, views, threads), num, threads
+        self.varied = varied(model, params)
+        self.views, self.num, self.threads = check_views(model, num, views, threads, self.varied), num, threads
         self.device = numbered(device)
         self._wp, self._mjw = engine()
-        self._model, self._states = copy.copy(model), States(model, num, self.device)
+        self._model, self._rows = copy.copy(model), Rows(model, num, self.varied, self.device)
         self._workers = Workers(threads)
         parts = min(threads, num) if self.device.type == "cpu" else 1
         with in_order(self.device):
@@ -75,22 +80,29 @@ class WarpRenderer:
             except NotImplementedError as error:
                 raise SdpgError(f"mujoco_warp can't draw this scene: {error}") from error
 
-    def render(
-        self, qpos: Tensor, mocap_pos: Tensor | None = None, mocap_quat: Tensor | None = None
-    ) -> dict[str, Image]:
-        state = self._states(qpos, mocap_pos, mocap_quat)  # name -> (N, ...)
+    def render(self, qpos: Tensor, own: Mapping[str, Tensor] | None = None) -> dict[str, Image]:
+        rows = self._rows(qpos, own)  # name -> (N, ...)
         with in_order(self.device):
             for part in self._parts:
-                for name, values in state.items():
-                    part.state[name].copy_(values[part.start : part.end])
+                for name, values in rows.items():
+                    mine = part.rows[name]
+                    mine.copy_(values[part.start : part.end].view_as(mine))
             self._workers.run([lambda part=part: self._draw(part) for part in self._parts])  # type: ignore[misc]
             return {view.camera: self._image(view) for view in self.views}
 
     def _part(self, start: int, end: int) -> _Part:
         data = self._mjw.make_data(self._model, nworld=end - start, nconmax=1, njmax=1)
         arrays = {name: getattr(data, name) for name in _STATE}
-        state = {name: self._wp.to_torch(array) for name, array in arrays.items() if array.size}
-        part = _Part(start, end, data, state, [], {})
+        model = copy.copy(self._shared)
+        for name in (name for name in self.varied if name not in _STATE):
+            shared = getattr(model, name)
+            arrays[name] = self._wp.empty((end - start, *shared.shape[1:]), dtype=shared.dtype)
+            setattr(model, name, arrays[name])
+        if any(name not in _STATE for name in self.varied):
+            # The engine places what is fixed to the world once and for all, unless it is not told what is.
+            model.body_weldid = self._wp.full(self._model.nbody, 1, dtype=int)
+        rows = {name: self._wp.to_torch(array) for name, array in arrays.items() if array.size}
+        part = _Part(start, end, model, data, rows, [], {})
         for groups, same in groupby(sorted(self.views, key=lambda v: v.groups), key=lambda v: v.groups):
             views = tuple(same)
             context = self._mjw.create_render_context(
@@ -104,8 +116,11 @@ class WarpRenderer:
                 enabled_geom_groups=list(groups),
                 render_skybox=True,
                 use_shadows=False,
+                use_precomputed_rays=not {"cam_fovy", "cam_intrinsic"} & set(self.varied),
                 deterministic=True,
             )
+            if "light_attenuation" in self.varied:
+                context.light_attenuation_is_default = False
             part.contexts.append(context)
             part.canvases.update(self._canvases(context, views))
         return part
@@ -126,7 +141,7 @@ class WarpRenderer:
         return found
 
     def _draw(self, part: _Part) -> None:
-        model, data = self._shared, part.data
+        model, data = part.model, part.data
         self._mjw.kinematics(model, data)
         self._mjw.com_pos(model, data)
         self._mjw.camlight(model, data)
