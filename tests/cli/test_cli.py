@@ -98,25 +98,6 @@ def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
     assert verb in capsys.readouterr().out
 
 
-def test_tasks(capsys: Capture) -> None:
-    assert main(["tasks"]) == 0
-    assert "hopper" in capsys.readouterr().out
-    assert main(["tasks", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert rows["hopper"]["state_size"] == 11
-    assert rows["hopper"]["action_size"] == 3
-
-
-def test_a_broken_plug_in_does_not_hide_the_others(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sdpg.tasks.base.registry", lambda: {"cartpole": "sdpg.tasks.cartpole:Cartpole", "x": "no.no:X"}
-    )
-    assert main(["tasks"]) == 0
-    out = capsys.readouterr().out
-    assert "can't be loaded" in out
-    assert "cartpole" in out
-
-
 def test_train_resume_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "cartpole", *TINY, "--json"]) == 0

@@ -7,7 +7,6 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import mujoco
@@ -16,6 +15,8 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.names import Names
 from sdpg.rng import RowRng
+from sdpg.tasks.registry import BUILT_IN as BUILT_IN
+from sdpg.tasks.registry import registry
 from sdpg.types import Camera, Memory, Physics, Start, Terms
 
 
@@ -80,21 +81,6 @@ class Task(ABC):
     @abstractmethod
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         """ "state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
-
-
-BUILT_IN = {
-    "cartpole": "sdpg.tasks.cartpole:Cartpole",
-    "hopper": "sdpg.tasks.hopper:Hopper",
-    "walker": "sdpg.tasks.walker:Walker",
-    "ant": "sdpg.tasks.ant:Ant",
-    "humanoid": "sdpg.tasks.humanoid:Humanoid",
-}
-
-
-def registry() -> dict[str, str]:
-    """Task name -> "module:attribute"; third parties' from the entry-point group `sdpg.tasks`."""
-    found = {point.name: point.value for point in entry_points(group="sdpg.tasks")}
-    return found | BUILT_IN
 
 
 def make_task(name: str) -> Task:

@@ -1,0 +1,45 @@
+"""The names of tasks, and what a glance at their source tells: nothing here waits for torch or MuJoCo."""
+
+from __future__ import annotations
+
+import ast
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+BUILT_IN = {
+    "cartpole": "sdpg.tasks.cartpole:Cartpole",
+    "hopper": "sdpg.tasks.hopper:Hopper",
+    "walker": "sdpg.tasks.walker:Walker",
+    "ant": "sdpg.tasks.ant:Ant",
+    "humanoid": "sdpg.tasks.humanoid:Humanoid",
+}
+
+
+def registry() -> dict[str, str]:
+    """Task name -> "module:attribute"; third parties' from the entry-point group `sdpg.tasks`."""
+    found = {point.name: point.value for point in entry_points(group="sdpg.tasks")}
+    return found | BUILT_IN
+
+
+def about(module_doc: str | None, class_doc: str | None = None) -> str:
+    """One line on a task."""
+    return (module_doc or class_doc or "").strip().split("\n")[0]
+
+
+def glance(name: str) -> dict[str, Any]:
+    """Sizes and a line on a task of ours, as its source has them."""
+    module, _, attribute = BUILT_IN[name].partition(":")
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    kind = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute)
+    sizes = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in kind.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("action_size", "state_size")
+    }
+    return {"target": BUILT_IN[name], "about": about(ast.get_docstring(tree)), **sizes}
