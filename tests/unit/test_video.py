@@ -87,10 +87,11 @@ def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.Captu
 
 
 def test_a_video_that_cant_be_written_says_so(tmp_path: Path) -> None:
-    target = tmp_path / "folder.mp4"
-    target.mkdir()
-    with pytest.raises(SdpgError, match="can't be written"):
-        video.write_video(target, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
+    (tmp_path / "folder.mp4").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, said in (("folder.mp4", "is a folder; give --video a file in it"), ("file/x.mp4", "can't be written")):
+        with pytest.raises(SdpgError, match=said):
+            video.write_video(tmp_path / name, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
 
 
 def test_a_film_that_broke_off_is_an_error_and_leaves_the_earlier_one(
