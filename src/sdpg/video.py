@@ -6,7 +6,7 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,8 @@ def write_video(path: Path, pictures: Iterator[np.ndarray], fps: float) -> int:
     except OSError as error:
         raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written, there is nothing to remove
+            aside.unlink()
     return count
 
 
