@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
-from sdpg.types import Camera, Memory, Physics, Start, Terms
+from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
 
 NEAR = 0.1  # metres: at this distance the reward has fallen to a half
 MAX_SPEED = 25.0  # rad/s: a real arm's drives would have tripped
@@ -35,7 +35,7 @@ class Arm(Task):
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_file(str(Path(__file__).with_name("arm.xml")))
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         qpos = rng.uniform(-math.pi / 2, math.pi / 2, 2)  # (n, 2)
         # A goal is memory: drawn once a row, copied with the world when it branches.
         angle, radius = rng.uniform(-math.pi, math.pi, 1), rng.uniform(0.2, 0.55, 1)  # (n, 1) each

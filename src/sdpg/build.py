@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 import torch
 
+from sdpg.algos.api import ImageShape
 from sdpg.declarations import check_inputs, check_numbers, check_params, check_sources
 from sdpg.env import MAX_VALUE, BranchedEnv
 from sdpg.errors import SdpgError
@@ -199,6 +200,11 @@ def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
     """Those that the observation kind `obs` needs, by source."""
     check_inputs(task, obs)
     return {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
+
+
+def image_shape(camera: Camera) -> ImageShape:
+    """Of a camera as a source, its frames stacked."""
+    return ImageShape(camera.stack * (1 if camera.depth else 3), camera.height, camera.width, camera.depth)
 
 
 def views_of(cameras: Mapping[str, Camera]) -> list[View]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sdpg import presets
-from sdpg.build import compile_scene, make_env
+from sdpg.algos.api import Shapes
+from sdpg.build import compile_scene, image_shape, make_env
 from sdpg.declarations import check_inputs, check_sources
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import refuse_small
 from sdpg.rng import RowRng
 from sdpg.shown import not_shown
 from sdpg.sim.reads import refuse
@@ -114,16 +114,15 @@ def _check_scene(task: Task, _: EnvFactory) -> None:
 
 def _check_size(source: str, camera: Camera) -> None:
     """Is a picture large enough for the encoder that a policy has by default?"""
-    encoder = None if camera.depth else presets.resolve("", obs="pixels").algo.encoder
     try:
-        refuse_small(camera.height, camera.width, encoder)
+        presets.resolve("", obs="pixels").algo.memory(Shapes(1, 1, 1, 1, (image_shape(camera),)))
     except SdpgError as error:
         _fail(f"cameras['{source}']: {error}.")
 
 
 def _check_start(task: Task, _: EnvFactory) -> None:
     model = task.scene().compile()
-    everyone = task.start(RowRng(0, torch.arange(ROWS), stream=1), ROWS)
+    everyone = task.start(RowRng(0, torch.arange(ROWS), stream=1), ROWS, None)
     if not isinstance(everyone, Start):
         _fail(f"start() returned {type(everyone).__name__}; return a Start.")
     values = _start_values(everyone)
@@ -142,7 +141,7 @@ def _check_start(task: Task, _: EnvFactory) -> None:
     # Rows asked alone must be what they are among others.
     for some in ([2], [2, 3]):
         rng = RowRng(0, torch.arange(ROWS), stream=1)
-        alone = _start_values(task.start(rng.select(torch.tensor(some)), len(some)))
+        alone = _start_values(task.start(rng.select(torch.tensor(some)), len(some), None))
         for name, value in alone.items():
             if not torch.equal(value, values[name][some]):
                 _fail(
@@ -209,7 +208,7 @@ def _check_views(task: Task, env_factory: EnvFactory) -> None:
 
 def _check_randomness(task: Task, env_factory: EnvFactory) -> None:
     sample, _ = two_situations(task, env_factory)
-    start = ("start", lambda _: task.start(RowRng(0, torch.arange(ROWS)), ROWS))
+    start = ("start", lambda _: task.start(RowRng(0, torch.arange(ROWS)), ROWS, None))
     for name, call in [start, *calls(task)]:
         before = _global_generators()
         call(sample)
@@ -225,7 +224,7 @@ def _check_hidden_state(task: Task, env_factory: EnvFactory) -> None:
     for _ in range(CALLS):  # what is counted or averaged somewhere may matter late
         for _, call in functions:
             call(second)
-        task.start(RowRng(1, torch.arange(ROWS)), ROWS)
+        task.start(RowRng(1, torch.arange(ROWS)), ROWS, None)
     # Backwards, so that nothing which a function left behind for a later one is there yet.
     for name, call in reversed(functions):
         if not _same(call(first), answers[name]):
@@ -255,7 +254,7 @@ def _check_finite(task: Task, env_factory: EnvFactory) -> None:
         step = env.step(actions(task, env, t))
         x = env.physics()
         physical = torch.isfinite(x.qpos.sum(-1) + x.qvel.sum(-1))  # (N, K)
-        for name, term in env.terms.items():
+        for name, term in step.terms.items():
             if not torch.isfinite(term[physical]).all():
                 _fail(f"the reward term '{name}' is not finite at step {t + 1}, in a state that is.")
         if not torch.isfinite(env.observe().state[physical]).all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sdpg.algos.sdpg import SdpgCfg
+from sdpg.algos.api import AlgoCfg
 from sdpg.env import MAX_VALUE
 from sdpg.errors import SdpgError
 from sdpg.ranges import refuse_out_of_range
@@ -15,9 +15,10 @@ from sdpg.ranges import refuse_out_of_range
 class TrainCfg:
     task: str
     """A name that `sdpg tasks` lists, or module:Class."""
-    algorithm: Literal["sdpg"] = "sdpg"
-    obs: Literal["state", "pixels"] = "state"
-    """What the policy sees."""
+    algorithm: str = "sdpg"
+    """What learns; its options are --algo.*."""
+    obs: str = "state"
+    """What the policy sees: one of the task's kinds of observations."""
     preset: Literal["cpu", "paper"] = "cpu"
     """cpu: what pays on few cores; paper: the paper's values."""
     iterations: int = 1000
@@ -51,12 +52,20 @@ class TrainCfg:
     """Also log to this tracker; pip install 'sdpg[wandb]' or 'sdpg[trackio]'."""
     track_project: str = "sdpg"
     """Its project."""
-    algo: SdpgCfg = field(default_factory=SdpgCfg)
+    algo: AlgoCfg = field(kw_only=True)
 
     def validate(self) -> None:
         """Refuse what can't work, in one line that names the option."""
         refuse_out_of_range(vars(self))
         refuse_out_of_range(vars(self.algo), "algo.")
-        bounds = self.algo.log_std_bounds
-        if bounds is not None and bounds[0] > bounds[1]:
-            raise SdpgError(f"algo.log-std-bounds must be low high, not {bounds[0]} {bounds[1]}")
+        fewest, most = self.algo.auxiliaries
+        usable = self.num_auxiliary >= fewest and (most is None or self.num_auxiliary <= most)
+        for rule, holds in ({_auxiliaries(self.algorithm, fewest, most): usable} | self.algo.rules()).items():
+            if not holds:
+                raise SdpgError(rule)
+
+
+def _auxiliaries(algorithm: str, fewest: int, most: int | None) -> str:
+    if most == 0:
+        return f"{algorithm} uses no auxiliaries: give --num-auxiliary 0"
+    return f"{algorithm} needs --num-auxiliary {fewest}" + (" or more" if most is None else f" to {most}")

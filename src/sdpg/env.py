@@ -6,26 +6,24 @@ Ordinary reinforcement learning is K = 1. Nothing here names a task, an engine o
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from sdpg.distributed import Group
+from sdpg.episodes import Episodes, of_all_ranks
 from sdpg.errors import SdpgError
 from sdpg.names import Names
 from sdpg.render.stack import Eyes
 from sdpg.rng import RowRng
 from sdpg.sim.api import Simulator
 from sdpg.tasks.base import Task
-from sdpg.types import MOCAP, Memory, Obs, Physics, Step
+from sdpg.types import MOCAP, Counts, Ended, Memory, Obs, Physics, Step, Terms
 
-WINDOW = 100  # finished nominal episodes that the running averages look back on
 MAX_VALUE = 1e5  # no part of a robot is 100 km away, turns 100,000 radians a second or earns that much in a step
 
-Watch = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], None]
-"""Told of every step: `column(0)` before it, action (N, K, A), controls (N, K, nu), failed (N, K)."""
+Watch = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor, Terms], None]
+"""Told of every step: `column(0)` before it, action (N, K, A), controls (N, K, nu), failed (N, K), reward terms."""
 
 
 class BranchedEnv:
@@ -62,15 +60,12 @@ class BranchedEnv:
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
         self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
-        self._finished: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # return, length; of all ranks
-        self._episodes = 0  # nominal episodes that went through `_finished`
-        # What the other ranks have not heard of: step, row, return, length; how many, and steps since they last heard.
-        self._news: deque[tuple[int, int, float, int]] = deque(maxlen=WINDOW)
-        self._unshared = self._steps = 0
+        self.episodes = Episodes()  # the nominal ones that have finished
+        self._forget_counts()
         # Since the eyes last looked: whether steps were made, whether episodes began, and in which rows (N,).
         self._moved = self._begun = False
         self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)
-        self._begin(torch.arange(num_nominal, device=self.device))
+        self._begin(torch.arange(num_nominal, device=self.device), None)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -106,6 +101,7 @@ class BranchedEnv:
         if self.eyes is not None:
             if self._moved or self._begun:
                 self.eyes.look(x.qpos[:, 0], self._new, self._moved, self.looks(self.eyes.renderer.varied))
+                self._images += self.num_nominal * len(self.eyes.cameras)
                 self._moved, self._begun, self._new = False, False, torch.zeros_like(self._new)
             sources |= self.eyes.frames()
         return Obs(state, sources)
@@ -134,13 +130,13 @@ class BranchedEnv:
             ctrl = task.control(self.physics(), memory, action)
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
         self._clock += 1
-        self._steps += 1
+        self.episodes.tick()
         self._apart[:, 1:] += 1
         self._moved = True
         x = self.physics()
-        self.terms = {name: self._own(term) for name, term in task.reward(x, memory, action).items()}  # for the logs
+        terms = {name: self._own(term) for name, term in task.reward(x, memory, action).items()}
         # One addition after the other: a reduction rounds some columns differently, and branches would not be equal.
-        reward = functools.reduce(torch.add, self.terms.values())
+        reward = functools.reduce(torch.add, terms.values())
         terminated = task.terminated(x, memory)
         self._memory = self._taken_over(task.advance(x, memory, action, self._step_rng), action)
         self._views = views = task.observe(x, self._memory)
@@ -148,14 +144,15 @@ class BranchedEnv:
         # A maximum with NaN in it is NaN, which is not below any bound.
         failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
         if self.watch is not None:
-            self.watch(before, action, ctrl, failed)
+            self.watch(before, action, ctrl, failed, terms)
         # Without a look at whether there are any: on a GPU it would be a wait.
         reward = torch.where(failed, 0.0, reward)
         state = torch.where(failed[..., None], 0.0, views["state"])
         terminated = terminated | failed
         self._episode_return += reward[:, 0]
+        self._count(reward, failed, terms)
         truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
-        return Step(reward, terminated, truncated & ~terminated, failed, state)
+        return Step(reward, terminated, truncated & ~terminated, failed, state, terms)
 
     def restart(self, step: Step) -> Tensor:
         """Mend what ended. (N, K) bool: the branches whose trajectory was cut here."""
@@ -165,6 +162,9 @@ class BranchedEnv:
         any_row, any_copied = torch.stack((row_done.any(), copied.any())).tolist()  # one wait for the device, not two
         if any_row or any_copied:
             self._views = None
+        if any_row:
+            rows = row_done.nonzero()[:, 0]
+            ended = self._finish(rows, step)
         if any_copied:
             row, branch = copied.nonzero().unbind(1)
             self.sim.copy(self._worlds[row, 0], self._worlds[row, branch])
@@ -172,40 +172,45 @@ class BranchedEnv:
                 values[row, branch] = values[row, 0]
             self._apart.masked_fill_(copied, 0)
         if any_row:
-            rows = row_done.nonzero()[:, 0]
-            self._finish(rows)
-            self._begin(rows)
+            self._begin(rows, ended)
         return done | row_done[:, None]
 
-    def mean_episode(self) -> tuple[float, float]:
-        """Mean return and length of the last finished nominal episodes; NaN before the first."""
-        finished = self._last_episodes()
-        if not finished:
-            return float("nan"), float("nan")
-        returns, lengths = zip(*finished, strict=True)
-        return sum(returns) / len(returns), sum(lengths) / len(lengths)
+    def measures(self) -> Terms:
+        """How the nominals' episodes have gone so far, as the task measures it: name -> (N,)."""
+        return {name: values[:, 0] for name, values in self.task.measure(self.physics(), self._memory).items()}
 
-    @property
-    def episodes(self) -> int:
-        """Nominal episodes finished so far."""
-        return self._episodes + self._unshared
+    def take_counts(self) -> Counts:
+        """What was done since the last call."""
+        failed = self._failed.tolist()  # by branch
+        names, steps = self._terms[0], self._counted
+        worlds = self.num_nominal * self.num_branches
+        counts = Counts(
+            steps=steps,
+            world_steps=steps * worlds,
+            images=self._images,
+            reward=self._reward.item(),
+            failed_nominal=failed[0],
+            failed_auxiliary=sum(failed[1:]),
+            sound=steps * self.num_nominal - failed[0],
+            terms=dict(zip(names, self._terms[1].tolist(), strict=True)) if steps else {},
+        )
+        self._forget_counts()
+        return counts
 
-    def share_episodes(self, group: Group) -> None:
-        """Tell the other ranks of the episodes that finished since the last call, and hear of theirs. From here on
-        every rank averages over all of them, in the order in which one process would have seen them."""
-        every = group.everyones((list(self._news), self._unshared))
-        news = sorted(episode for theirs, _ in every for episode in theirs)
-        self._finished.extend((total, length) for _, _, total, length in news)
-        self._episodes += sum(count for _, count in every)
-        self._forget_news()
+    def _forget_counts(self) -> None:
+        self._counted = self._images = 0
+        self._failed = torch.zeros(self.num_branches, dtype=torch.int64, device=self.device)  # (K,) world-steps
+        self._reward = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._terms: tuple[tuple[str, ...], Tensor] = ((), torch.zeros((), dtype=torch.float64, device=self.device))
 
-    def _forget_news(self) -> None:
-        self._news.clear()
-        self._unshared = self._steps = 0
-
-    def _last_episodes(self) -> list[tuple[float, int]]:
-        mine = ((total, length) for _, _, total, length in self._news)
-        return [*self._finished, *mine][-WINDOW:]
+    def _count(self, reward: Tensor, failed: Tensor, terms: Terms) -> None:
+        """(N, K) each. Nothing here waits for a device."""
+        self._counted += 1
+        self._failed += failed.sum(0)
+        self._reward += reward[:, 0].sum(dtype=torch.float64)
+        of_nominals = torch.stack([term[:, 0] for term in terms.values()])  # (terms, N)
+        sums = torch.where(failed[:, 0], 0.0, of_nominals).sum(1, dtype=torch.float64)
+        self._terms = tuple(terms), self._terms[1] + sums
 
     def column(self, branch: int) -> dict[str, Tensor]:
         """What decides how the worlds of a column go on, given their actions: name -> (N, ...)."""
@@ -241,8 +246,7 @@ class BranchedEnv:
         mine = self.column(0) | {
             "episode_return": self._episode_return.clone(),
             "start_rng": self._start_rng.counter.clone(),
-            "finished": torch.tensor(self._last_episodes(), dtype=torch.float64).view(-1, 2),
-            "episodes": torch.tensor(self.episodes),
+            **self.episodes.state_dict(),
         }
         if self.eyes is not None:
             mine |= {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
@@ -253,9 +257,7 @@ class BranchedEnv:
         """The inverse, with every row branched."""
         self._episode_return.copy_(state["episode_return"])
         self._start_rng.counter.copy_(state["start_rng"])
-        self._finished = deque(((float(r), int(n)) for r, n in state["finished"].tolist()), maxlen=WINDOW)
-        self._episodes = int(state["episodes"])
-        self._forget_news()
+        self.episodes.load_state_dict(state)
         self.load_column({name: self._of_nominals(name, values) for name, values in state.items()})
         if self.eyes is not None:
             self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
@@ -295,9 +297,9 @@ class BranchedEnv:
             mine[name] = values.clone(memory_format=torch.contiguous_format) if shared else values
         return mine
 
-    def _begin(self, rows: Tensor) -> None:
+    def _begin(self, rows: Tensor, ended: Ended | None) -> None:
         """Fresh episodes in `rows` (n,), every branch of them."""
-        start = self.task.start(self._start_rng.select(rows), len(rows))
+        start = self.task.start(self._start_rng.select(rows), len(rows), ended)
         mocap = {name: poses for name in MOCAP if (poses := getattr(start, name)) is not None}
         for name, values in {"qpos": start.qpos, "qvel": start.qvel, **mocap, **start.params, **start.memory}.items():
             if values.shape[0] != len(rows):
@@ -345,14 +347,19 @@ class BranchedEnv:
         for values in self._memory.values():
             values[rows, 1:] = values[rows, :1]
 
-    def _finish(self, rows: Tensor) -> None:
-        ended = torch.stack((self.rows[rows].double(), self._episode_return[rows].double(), self._clock[rows].double()))
-        for row, total, length in zip(*ended.tolist(), strict=True):
-            self._news.append((self._steps, int(row), total, int(length)))
-        self._unshared += len(rows)
+    def _finish(self, rows: Tensor, step: Step) -> Ended:
+        """Count the episodes of `rows` (n,), which ended by `step`."""
+        failed, length = step.failed[rows, 0], self._clock[rows].clone()
+        # The numbers of a world that failed mean nothing.
+        measures = {name: torch.where(failed, torch.nan, values[rows]) for name, values in self.measures().items()}
+        self.episodes.add(self.rows[rows], self._episode_return[rows], length, measures)
+        memory = {name: values[rows, 0].clone() for name, values in self._memory.items()}
+        return Ended(memory, length, step.terminated[rows, 0], failed)
 
 
-_OF_ALL = ("finished", "episodes", "seen")  # in a state: alike on every rank; all else has an axis of rows
+def _alike(name: str) -> bool:
+    """Whether a part of a state is the same on every rank; all others have an axis of rows."""
+    return name == "seen" or of_all_ranks(name)
 
 
 def join_rows(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -360,7 +367,7 @@ def join_rows(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     if len(states) == 1:
         return states[0]
     return {
-        name: values if name in _OF_ALL else torch.cat([state[name] for state in states])
+        name: values if _alike(name) else torch.cat([state[name] for state in states])
         for name, values in states[0].items()
     }
 
@@ -371,7 +378,7 @@ def part_of_rows(state: Mapping[str, Tensor], rank: int, size: int) -> dict[str,
     def part(values: Tensor) -> Tensor:
         return values[rank * len(values) // size : (rank + 1) * len(values) // size]
 
-    return {name: values if name in _OF_ALL else part(values) for name, values in state.items()}
+    return {name: values if _alike(name) else part(values) for name, values in state.items()}
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sdpg import checkpoint
-from sdpg.algos.sdpg import Sdpg
+from sdpg.algos.api import Policy, begin_where
 from sdpg.build import choose_engine, default_threads, make_env, use_threads
 from sdpg.env import BranchedEnv
 from sdpg.folder import cfg_from_dict, engine_of
 from sdpg.plan import make_plan
+from sdpg.policy import load_policy
 from sdpg.ranges import refuse_out_of_range
 from sdpg.tasks.base import make_task
-from sdpg.train import restore
 from sdpg.types import Watch
 
 SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
@@ -41,8 +41,8 @@ def evaluate(
     saved = checkpoint.load(folder)
     cfg = replace(cfg_from_dict(saved.cfg, task), num_nominal=episodes)
     engine = choose_engine(engine_of(cfg), "cpu" if cfg.device == "cpu" else "auto")
-    size = replace(cfg, num_auxiliary=0, memory_gb=None, algo=replace(cfg.algo, horizon=1))
-    make_plan(replace(size, sim=engine.sim, device=engine.device)).refuse_episodes_that_do_not_fit()
+    size = replace(cfg, num_auxiliary=0, memory_gb=None, sim=engine.sim, device=engine.device)
+    make_plan(size, learning=False).refuse_episodes_that_do_not_fit()
     threads = threads or default_threads()
     use_threads(threads)
     env = make_env(
@@ -55,10 +55,9 @@ def evaluate(
         sim=engine.sim,
         device=engine.device,
     )
-    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
-    restore(saved, algo, None)
+    policy = load_policy(saved, env, task)
     start = time.perf_counter()
-    result = play(algo, env, watch)
+    result = run_episodes(policy, env, watch)
     return {
         "task": cfg.task,
         "algorithm": cfg.algorithm,
@@ -75,7 +74,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def play(algo: Sdpg, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
+def run_episodes(policy: Policy, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
     """One episode in each of the N nominal worlds: short episodes count no more than long ones."""
     n, device = env.num_nominal, env.device
     alive = torch.ones(n, dtype=torch.bool, device=device)
@@ -83,22 +82,28 @@ def play(algo: Sdpg, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
     lengths = torch.zeros(n, dtype=torch.int64, device=device)
     fallen, failed = torch.zeros_like(alive), torch.zeros_like(alive)
     sums: dict[str, Tensor] = {}
+    measures: dict[str, Tensor] = {}  # name -> (N,) float64, NaN where a world failed
+    carry = policy.carry(n)
     for _ in watch(range(env.task.episode_steps)):
-        action = algo.act(env.observe())  # (N, A)
+        action, carry = policy(env.observe().sources, carry)  # (N, A)
         step = env.step(action[:, None].expand(-1, env.num_branches, -1))
         # Worlds that are through go on with episodes that nobody counts.
         returns += torch.where(alive, step.reward[:, 0], 0.0)
         lengths += alive
-        for name, term in env.terms.items():
+        for name, term in step.terms.items():
             counted = alive & ~step.failed[:, 0]
             total = torch.where(counted, term[:, 0], 0.0).sum().double()
             sums[name] = sums[name] + total if name in sums else total
         fallen |= alive & step.terminated[:, 0]
         failed |= alive & step.failed[:, 0]
-        alive &= ~(step.terminated | step.truncated)[:, 0]
+        ends = (step.terminated | step.truncated)[:, 0]
+        for name, values in env.measures().items() if (alive & ends).any() else ():
+            told = torch.where(step.failed[:, 0], torch.nan, values.double())
+            measures[name] = torch.where(alive & ends, told, measures.get(name, torch.nan))
+        alive &= ~ends
         if not alive.any():
             break
-        env.restart(step)
+        carry = begin_where(policy, carry, env.restart(step)[:, 0])
     steps = int(lengths.sum())
     return {
         "episodes": n,
@@ -107,11 +112,14 @@ def play(algo: Sdpg, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
         "survived": 1.0 - fallen.double().mean().item(),
         "fell": fallen.double().mean().item(),
         "failed": failed.double().mean().item(),
+        "measures": {name: _spread(values[values.isfinite()]) for name, values in measures.items()},
         "reward_per_step": {name: total.item() / steps for name, total in sums.items()},
         "returns": [round(value, 3) for value in returns.tolist()],
     }
 
 
 def _spread(x: Tensor) -> dict[str, float]:
+    if not len(x):
+        return dict.fromkeys(("mean", "std", "min", "max"), float("nan"))
     std = x.std().item() if len(x) > 1 else 0.0
     return {"mean": x.mean().item(), "std": std, "min": x.min().item(), "max": x.max().item()}

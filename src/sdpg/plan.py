@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import torch
 
-from sdpg.build import cameras_of, choose_engine, compile_scene, views_of
+from sdpg.algos.api import Need, Shapes
+from sdpg.build import cameras_of, choose_engine, compile_scene, image_shape, views_of
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import picture_cost
 from sdpg.quarantine import STEPS
 from sdpg.render.choose import choose
-from sdpg.tasks.base import Task, make_task
+from sdpg.tasks.base import make_task
 
 GB = 2**30
 # Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
@@ -71,10 +71,7 @@ class Plan:
         self._refuse(who, f"{fix}, or set --memory-gb if you know better")
 
     def refuse_episodes_that_do_not_fit(self) -> None:
-        """Of an evaluation: worlds that are stepped and seen, of whom nothing is kept."""
-        kept = {name: size for name, size in self.per_nominal.items() if name not in ("segment", "history")}
-        plan = replace(self, per_nominal=kept)
-        plan._refuse("this evaluation", f"give --episodes {max(1, plan.largest)} or less")
+        self._refuse("this evaluation", f"give --episodes {max(1, self.largest)} or less")
 
     def _refuse(self, who: str, fix: str) -> None:
         if self.limit is not None and self.total > self.limit:
@@ -82,52 +79,38 @@ class Plan:
             raise SdpgError(f"{who} would take about {needs:.1f} GB of memory and may have {has:.1f} GB; {fix}")
 
 
-def make_plan(cfg: TrainCfg, group: Group = ALONE) -> Plan:
+def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Plan:
+    """Without `learning`: of an evaluation, whose worlds are stepped and seen, and nothing of them is kept."""
     task = make_task(cfg.task)
     num_nominal = cfg.num_nominal // group.size
     engine = choose_engine(cfg.sim, cfg.device)
-    model, k, t = compile_scene(task), 1 + cfg.num_auxiliary, cfg.algo.horizon
-    rows, rollout = _world_bytes(task, model, 8 if engine.sim == "cpu" else 4)
-    images, activations, parameters, runtime, physics = 0, 0, 0, _RUNTIME["engine and torch"], rows
+    model, k = compile_scene(task), 1 + cfg.num_auxiliary
+    row = _row_bytes(model, 8 if engine.sim == "cpu" else 4)
+    runtime, physics = _RUNTIME["engine and torch"], row
     if engine.sim == "warp":
         from sdpg.sim.warp import world_bytes
 
         physics += round(_SCRATCH * world_bytes(model))
         runtime += _RUNTIME["mujoco_warp"]
     cameras = cameras_of(task, cfg.obs)
-    for camera in cameras.values():
-        channels = camera.stack * (1 if camera.depth else 3)
-        size, wide = channels * camera.height * camera.width, 4 if camera.depth else 1
-        cost = picture_cost(
-            (channels, camera.height, camera.width), camera.depth, cfg.algo.encoder, cfg.algo.encoder_features
-        )
-        images += size * wide * (t + 4)  # a segment of what was seen; the frames now, before, and in the renderer
-        activations += 4 * (size + 3 * cost.outputs)  # the input as floats; outputs, what ReLU keeps, their gradients
-        parameters += cost.parameters
     if cameras:
         runtime += _RUNTIME[choose(model, views_of(cameras), engine.device)[0]]
-    samples = min(cfg.algo.actor_chunk, t * num_nominal)
-    fixed = {
-        # A GPU's driver and libraries have taken theirs before it tells what is free.
-        "program": resident_bytes() + runtime if engine.device == "cpu" else 0,
-        # weights, gradients, two moments; as many again in passing when a checkpoint is written
-        "networks": 4 * 8 * parameters,
-        "passes through the networks": activations * samples,
-    }
+    images = tuple(map(image_shape, cameras.values()))
+    need = cfg.algo.memory(Shapes(num_nominal, k, task.state_size, task.action_size, images)) if learning else Need()
+    # A GPU's driver and libraries have taken theirs before it tells what is free.
+    fixed = {"program": resident_bytes() + runtime if engine.device == "cpu" else 0, **need.fixed}
     # What the quarantine remembers: the nominals' rows; actions, controls and a fingerprint of every branch.
-    memory = max(STEPS, t) * (rows + k * (4 * (task.action_size + model.nu) + 8))
-    per_nominal = {"physics": k * physics, "segment": k * t * rollout, "history": memory, "images": images}
+    remembered = max(STEPS, cfg.algo.history) if learning else 0
+    history = remembered * (row + k * (4 * (task.action_size + model.nu) + 8))
+    frames = 4 * sum(image.bytes for image in images)  # now, before, and in the renderer
+    per_nominal = {"physics": k * physics, "history": history, "frames": frames, **need.per_nominal}
     limit = _limit(cfg.memory_gb, group.local_size, engine.device)
     return Plan(fixed, per_nominal, num_nominal, limit, group.size)
 
 
-def _world_bytes(task: Task, model: mujoco.MjModel, wide: int) -> tuple[int, int]:
-    """Of a world with numbers of `wide` bytes, and of each of its steps in a segment."""
-    integration = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    rows = wide * 3 * integration  # the rows, and copies of them when branching and when a run is resumed
-    d, a = task.state_size, task.action_size
-    # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic. Noise, flags.
-    return rows, 4 * (6 * d + 3 * a) + 64
+def _row_bytes(model: mujoco.MjModel, wide: int) -> int:
+    """Of a world's state in numbers of `wide` bytes, with the copies that branching and resuming make."""
+    return wide * 3 * mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
 
 
 def _limit(memory_gb: float | None, processes: int, device: str) -> float | None:

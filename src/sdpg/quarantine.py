@@ -31,6 +31,7 @@ from sdpg.checkpoint import write_atomic
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.types import Terms
 
 STEPS = 50  # that a dump looks back on
 MAX_DUMPS = 10  # of a run, one an iteration at most; the one that the run stops with comes on top
@@ -107,7 +108,9 @@ class Quarantine:
                 self._warn(f"can't write {path}: {error.strerror or error}; the run goes on without this dump")
         return what
 
-    def _watch(self, nominal: Mapping[str, Tensor], action: Tensor, control: Tensor, failed: Tensor) -> None:
+    def _watch(
+        self, nominal: Mapping[str, Tensor], action: Tensor, control: Tensor, failed: Tensor, terms: Terms
+    ) -> None:
         mine = action.clone()  # the caller's may change
         control = mine if control is action else control.clone()
         self._history.append(Moment(nominal, mine, control, fingerprint(self._env)))
@@ -116,7 +119,7 @@ class Quarantine:
             return
         row, branch = failed.nonzero()[0].tolist()
         self._when = self._steps
-        self._what = blame(self._env, action, row, branch)
+        self._what = blame(self._env, action, terms, row, branch)
         self._caught = self._dump(row, branch)
 
     @functools.cached_property
@@ -162,16 +165,16 @@ def fingerprint(env: BranchedEnv) -> Tensor:
     return torch.cat((x.qpos, x.qvel), dim=-1).view(torch.int32).sum(-1)
 
 
-def blame(env: BranchedEnv, action: Tensor, row: int, branch: int) -> list[str]:
+def blame(env: BranchedEnv, action: Tensor, terms: Terms, row: int, branch: int) -> list[str]:
     """What is wrong with a world that failed in the last step (N, K, A): clauses, the nearest to the cause first."""
     x = env.physics()
     complaint = env.complaint(row, branch)
-    terms = {f"reward term '{name}'": term for name, term in env.terms.items()}
-    terms["the reward"] = functools.reduce(torch.add, env.terms.values())
+    rewards = {f"reward term '{name}'": term for name, term in terms.items()}
+    rewards["the reward"] = functools.reduce(torch.add, terms.values())
     views = {f"observation '{name}'": view for name, view in env.task.observe(x, env.memory).items()}
     physics = {"qpos": x.qpos, "qvel": x.qvel}
     engine = [f"the engine says: {complaint}"] if complaint else []
-    rest = _beyond(env, physics | terms | views, row, branch)
+    rest = _beyond(env, physics | rewards | views, row, branch)
     return _beyond(env, {"action": action}, row, branch) + engine + rest or ["the engine gave no reason"]
 
 

@@ -72,7 +72,7 @@ def replay(dump: Dump, task: str | None = None, trust_model: bool = False) -> Re
         if departed is None and not same:
             departed = i + 1
         if step.failed.item():
-            failed, what = i + 1, blame(env, action, 0, 0)
+            failed, what = i + 1, blame(env, action, step.terms, 0, 0)
             break
     own = env.looks(varied(model, env.task.params))
     return Replay(torch.stack(qpos), own, largest, reward, failed, what, departed, model, made)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from sdpg import checkpoint, track
-from sdpg.algos.sdpg import Sdpg
+from sdpg.algos.api import Algorithm
 from sdpg.build import choose_engine, collecting, default_threads, make_env, use_threads
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
-from sdpg.env import BranchedEnv, join_rows, part_of_rows
+from sdpg.env import BranchedEnv, join_rows
 from sdpg.errors import SdpgError
 from sdpg.folder import (
     RunFolder,
@@ -38,10 +38,11 @@ from sdpg.folder import (
 from sdpg.log import RunLog
 from sdpg.pace import Pace
 from sdpg.plan import Plan, make_plan, resident_bytes
+from sdpg.policy import build_algorithm, restore
 from sdpg.quarantine import Quarantine
 from sdpg.runs import State
 from sdpg.tasks.base import make_task
-from sdpg.types import Metrics, Rollout
+from sdpg.types import Counts, Metrics
 
 PATIENCE, RETRY = 60.0, 5.0  # seconds: how long, and how often, the last checkpoint is tried
 
@@ -107,7 +108,8 @@ def train(
         folder: RunFolder | None = None
         if group.rank == 0:
             folder = RunFolder(run_dir, cfg, env, resume, warn)
-        return _Run(cfg, folder, env, algo, report, lambda: earlier + now() - started, group)
+        made = _made(saved, cfg, env)
+        return _Run(cfg, folder, env, algo, report, lambda: earlier + now() - started, group, made)
 
     run = group.together(take_up)
     facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
@@ -147,7 +149,7 @@ def _plan(cfg: TrainCfg, group: Group) -> Plan:
 
 def _build(
     cfg: TrainCfg, device: str, saved: checkpoint.Checkpoint | None, threads: int, group: Group
-) -> tuple[BranchedEnv, Sdpg]:
+) -> tuple[BranchedEnv, Algorithm]:
     """The rows of this rank, and what learns from all of them."""
     rows = cfg.num_nominal // group.size
     env = make_env(
@@ -163,24 +165,26 @@ def _build(
         device,
         cfg.deterministic,
     )
-    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed, group)
+    algo = build_algorithm(cfg, env, group)
     if saved is not None:
         restore(saved, algo, env, group)
     return env, algo
 
 
 class _Run:
-    """One session of a run; `clock` counts the seconds of all of its sessions. Only rank 0 has a `folder`."""
+    """One session of a run; `clock` counts the seconds of all of its sessions, `made` are world-steps and images of
+    the earlier ones. Only rank 0 has a `folder`."""
 
     def __init__(
         self,
         cfg: TrainCfg,
         folder: RunFolder | None,
         env: BranchedEnv,
-        algo: Sdpg,
+        algo: Algorithm,
         report: Report,
         clock: Callable[[], float],
         group: Group,
+        made: tuple[int, int],
     ):
         self.cfg, self.folder, self.env, self.algo = cfg, folder, env, algo
         self.report, self.clock, self.group = report, clock, group
@@ -189,10 +193,11 @@ class _Run:
         self.due = algo.iteration + cfg.checkpoint_every
         self.row: dict[str, Any] = {}
         self.pace = Pace(cfg.minutes, cfg.iterations) if cfg.minutes is not None else None
+        self.env_steps, self.images = made  # by all sessions
         self.save_seconds = 0.0  # since the last row
         self.enlarged = 0  # how often the engine made more room for contacts, as far as was told
         about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
-        self.quarantine = Quarantine(env, self.path, about, cfg.algo.horizon, algo.iteration, self.warn, group)
+        self.quarantine = Quarantine(env, self.path, about, cfg.algo.history, algo.iteration, self.warn, group)
         self.log: RunLog | None = None
         if folder is not None:
             try:
@@ -265,18 +270,21 @@ class _Run:
         cfg, algo, env, group = self.cfg, self.algo, self.env, self.group
         start = time.perf_counter()
         with collecting(env):
-            rollout = algo.collect(env)
+            batch = algo.collect(env)
         middle = time.perf_counter()
         self._tell_of_room()
-        env.share_episodes(group)
-        failed = group.sums({"failed": rollout.failed.float().mean().item() / group.size})["failed"]
+        env.episodes.share(group)
+        counts = _summed(env.take_counts(), group)
+        self.env_steps += counts.world_steps
+        self.images += counts.images
+        failed = (counts.failed_nominal + counts.failed_auxiliary) / max(1, counts.world_steps)
         what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
-            self._log({}, rollout, failed, middle - start, 0.0)
+            self._log({}, counts, failed, middle - start, 0.0)
             self._save()
             raise SdpgError(self._failure(what[0], failed))
-        metrics = algo.update(rollout, 0)  # their length is in the options, as soon as it is known
-        self._log(metrics, rollout, failed, middle - start, time.perf_counter() - middle)
+        metrics = algo.update(batch)
+        self._log(metrics, counts, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save_and_go_on()
 
@@ -295,45 +303,35 @@ class _Run:
             self.warn(f"{trouble}; the run goes on and tries again after iteration {self.due}")
         self.save_seconds = time.perf_counter() - start
 
-    def _log(self, metrics: Metrics, rollout: Rollout, failed: float, collecting: float, updating: float) -> None:
-        cfg, env, ranks = self.cfg, self.env, self.group.size
+    def _log(self, metrics: Metrics, counts: Counts, failed: float, collecting: float, updating: float) -> None:
+        env = self.env
         iteration = self.algo.iteration + (not metrics)  # an iteration that was given up has its row too
-        worlds, steps = rollout.reward[0].numel() * ranks, rollout.reward.shape[0]  # N K of all ranks, T
-        mean_return, mean_length = env.mean_episode()
-        sound = ~rollout.failed[-1, :, 0]  # (N,)
-        sums = self.group.sums(
-            {
-                "reward": rollout.reward[:, :, 0].mean().item() / ranks,
-                "failed_nominal": int(rollout.failed[:, :, 0].sum()),
-                "failed_auxiliary": int(rollout.failed[:, :, 1:].sum()),
-                "memory": resident_bytes() / 2**20,
-                "sound": int(sound.sum()),
-                **{f"term {name}": term[sound, 0].double().sum().item() for name, term in env.terms.items()},
-            }
-        )
+        means = env.episodes.means()
+        nominal_steps = max(1, counts.steps * self.cfg.num_nominal)
         self.row = {
             "iteration": iteration,
             "seconds": self.clock(),
-            "Train/mean_reward": mean_return,
-            "Train/mean_episode_length": mean_length,
-            "Train/reward_per_step": sums["reward"] / cfg.algo.reward_scale,
-            "Train/episodes": env.episodes,
-            "Train/env_steps": iteration * worlds * steps,
-            "Train/images": iteration * steps * cfg.num_nominal * (len(env.eyes.cameras) if env.eyes else 0),
+            "Train/mean_reward": means.total,
+            "Train/mean_episode_length": means.length,
+            "Train/reward_per_step": counts.reward / nominal_steps,
+            "Train/episodes": env.episodes.count,
+            "Train/env_steps": self.env_steps,
+            "Train/images": self.images,
             "Train/failed": failed,
-            "Train/failed_nominal": int(sums["failed_nominal"]),
-            "Train/failed_auxiliary": int(sums["failed_auxiliary"]),
+            "Train/failed_nominal": counts.failed_nominal,
+            "Train/failed_auxiliary": counts.failed_auxiliary,
             "Train/dumps": len(self.quarantine.dumps),
+            **{f"Episode/{name}": value for name, value in means.measures.items()},
             **{
-                f"Episode_Reward/{name}": sums[f"term {name}"] / sums["sound"] if sums["sound"] else math.nan
-                for name in env.terms
+                f"Episode_Reward/{name}": total / counts.sound if counts.sound else math.nan
+                for name, total in counts.terms.items()
             },
             **metrics,
-            "Perf/total_fps": worlds * steps / max(collecting + updating, 1e-9),
+            "Perf/total_fps": counts.world_steps / max(collecting + updating, 1e-9),
             "Perf/collect_seconds": collecting,
             "Perf/update_seconds": updating,
             "Perf/save_seconds": self.save_seconds,
-            "Perf/memory_mb": sums["memory"],
+            "Perf/memory_mb": self.group.sums({"memory": resident_bytes() / 2**20})["memory"],
         }
         self.save_seconds = 0.0
         if self.log is not None:
@@ -357,8 +355,10 @@ class _Run:
 
     def _keep_in_step(self) -> None:
         """Every rank takes the same steps, to the last bit on machines of one kind; on others, rank 0's word counts."""
-        bits = [p.detach().view(torch.int32).sum() for m in self.algo.modules.values() for p in m.parameters()]
-        every = self.group.stack(torch.stack(bits))  # (ranks, parameters)
+        state = checkpoint.flatten(self.algo.state_dict())
+        tensors = [x.detach().contiguous() for x in state.values() if isinstance(x, torch.Tensor) and x.dim()]
+        bits = torch.stack([x.view(torch.uint8).sum() for x in tensors])
+        every = self.group.stack(bits)  # (ranks, tensors)
         if (every != every[0]).any():
             self.warn("the ranks' networks were no longer the same to the last bit; all have those of rank 0 now")
             self.algo.load_state_dict(self.group.first(self.algo.state_dict))
@@ -376,8 +376,8 @@ class _Run:
 
     def _try_to_write(self, states: Sequence[dict[str, torch.Tensor]]) -> str | None:
         assert self.folder is not None
-        state = {"algo": self.algo.state_dict(), "env": join_rows(states), "run": {"seconds": self.clock()}}
-        root, keep, score = self.folder.checkpoints, self.cfg.keep_checkpoints, self.env.mean_episode()[0]
+        state = {"algo": self.algo.state_dict(), "env": join_rows(states), "run": self._so_far()}
+        root, keep, score = self.folder.checkpoints, self.cfg.keep_checkpoints, self.env.episodes.means().total
         try:
             if not self.folder.whole:
                 self.warn(f"the run folder {self.path} was gone; made it anew, with what is known now")
@@ -395,6 +395,10 @@ class _Run:
         self.status("running")
         self.report("saved", {"checkpoint": str(path)})
         return None
+
+    def _so_far(self) -> dict[str, float]:
+        """What a later session goes on counting from."""
+        return {"seconds": self.clock(), "env_steps": self.env_steps, "images": self.images}
 
     def _failure(self, what: str, failed: float) -> str:
         """The sentence that a run ends with; `what` was wrong first."""
@@ -417,7 +421,7 @@ class _Run:
         )
 
     def _summary(self, reason: str) -> dict[str, Any]:
-        mean_return, mean_length = self.env.mean_episode()
+        means = self.env.episodes.means()
         return {
             "run": str(self.path),
             "task": self.cfg.task,
@@ -426,26 +430,31 @@ class _Run:
             "iteration": self.algo.iteration,
             "iterations": self.cfg.iterations,
             "seconds": self.clock(),
-            "mean_reward": mean_return if math.isfinite(mean_return) else None,
-            "mean_episode_length": mean_length if math.isfinite(mean_length) else None,
+            "mean_reward": means.total if math.isfinite(means.total) else None,
+            "mean_episode_length": means.length if math.isfinite(means.length) else None,
             "fps": self.row.get("Perf/total_fps"),
             "env_steps": self.row.get("Train/env_steps"),
         }
 
 
-def restore(saved: checkpoint.Checkpoint, algo: Sdpg, env: BranchedEnv | None, group: Group = ALONE) -> None:
-    """Put a checkpoint's state into freshly built objects, of its rows those of this rank; without `env`, the algorithm
-    alone."""
-    try:
-        algo.load_state_dict(saved.state["algo"])
-        if env is not None:
-            env.load_state_dict(part_of_rows(saved.state["env"], group.rank, group.size))
-    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SdpgError(
-            f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
-            "use the versions that the run's config.json names"
-        ) from error
+def _made(saved: checkpoint.Checkpoint | None, cfg: TrainCfg, env: BranchedEnv) -> tuple[int, int]:
+    """World-steps and images of a run's earlier sessions. Older checkpoints do not tell: every segment was alike."""
+    if saved is None:
+        return 0, 0
+    rows = saved.iteration * cfg.algo.history * cfg.num_nominal
+    told, cameras = saved.state["run"], len(env.eyes.cameras) if env.eyes is not None else 0
+    return int(told.get("env_steps", rows * (1 + cfg.num_auxiliary))), int(told.get("images", rows * cameras))
+
+
+def _summed(counts: Counts, group: Group) -> Counts:
+    """Those of all ranks; every rank makes as many control steps."""
+    numbers = {
+        name: value for name, value in vars(counts).items() if isinstance(value, int | float) and name != "steps"
+    }
+    total = group.sums(numbers | {f"term {name}": value for name, value in counts.terms.items()})
+    terms = {name: total[f"term {name}"] for name in counts.terms}
+    whole = {name: round(total[name]) for name, value in numbers.items() if isinstance(value, int)}
+    return Counts(steps=counts.steps, reward=total["reward"], terms=terms, **whole)
 
 
 @contextlib.contextmanager

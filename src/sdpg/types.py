@@ -107,6 +107,21 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """How the last episodes of n rows went: what a curriculum goes by. Of the nominal worlds."""
+
+    memory: Memory  # name -> (n, ...) after the last step
+    length: Tensor  # (n,) control steps
+    terminated: Tensor  # (n,) bool: by the task's own rule, or because the world failed
+    failed: Tensor  # (n,) bool: non-finite, exploded or refused by the engine
+
+    @property
+    def truncated(self) -> Tensor:
+        """(n,) bool: the time was up."""
+        return ~self.terminated
+
+
+@dataclass(frozen=True)
 class Camera:
     """Pictures of one of the scene's cameras as a source: the last `stack` frames, the newest last."""
 
@@ -136,6 +151,21 @@ class Step:
     truncated: Tensor  # (N, K) bool: time limit, bootstraps from `state`
     failed: Tensor  # (N, K) bool: non-finite, exploded or refused by the engine; terminated too, reward 0
     state: Tensor  # (N, K, D) after the step and before the restart
+    terms: Terms = field(default_factory=dict)  # the named parts of the reward; those of failed worlds mean nothing
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an environment has done since its counts were last taken."""
+
+    steps: int  # control steps
+    world_steps: int  # of all worlds
+    images: int  # rendered
+    reward: float  # summed over the steps of the nominal worlds
+    failed_nominal: int  # world-steps that failed
+    failed_auxiliary: int
+    sound: int  # steps of nominal worlds that did not fail
+    terms: Mapping[str, float]  # reward terms, summed over the sound steps
 
 
 @dataclass(frozen=True)

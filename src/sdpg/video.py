@@ -5,7 +5,7 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -16,29 +16,26 @@ import torch
 from torch import Tensor
 
 from sdpg import checkpoint
-from sdpg.algos.sdpg import Sdpg
+from sdpg.algos.api import Carry, Policy
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.folder import cfg_from_dict
+from sdpg.policy import load_policy
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.sim.cpu import CpuSim
-from sdpg.train import restore
-from sdpg.types import Camera, Obs, Step, Watch
+from sdpg.types import Camera, Step, Terms, Watch
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
 
-Policy = Callable[[Obs], Tensor]
-"""Observation of N = 1 world -> action (1, A) in [-1, 1]."""
 
-
-def load_policy(run: Path, which: str | int, seed: int, task: str | None = None) -> tuple[Policy, BranchedEnv]:
+def open_run(run: Path, which: str | int, seed: int, task: str | None = None) -> tuple[Policy, BranchedEnv]:
     """A run's policy and one world of its task, which must be given if it is not registered by name."""
     saved = checkpoint.load(checkpoint.find(run, which))
     env = world_of(saved, seed, task)
-    return policy_of(saved, env, task), env
+    return load_policy(saved, env, task), env
 
 
 def world_of(saved: checkpoint.Checkpoint, seed: int, task: str | None = None) -> BranchedEnv:
@@ -47,20 +44,22 @@ def world_of(saved: checkpoint.Checkpoint, seed: int, task: str | None = None) -
     return make_env(cfg.task, 1, 0, seed, threads=1, obs=cfg.obs)
 
 
-def policy_of(saved: checkpoint.Checkpoint, env: BranchedEnv, task: str | None = None) -> Policy:
-    cfg = cfg_from_dict(saved.cfg, task)
-    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
-    restore(saved, algo, None)
-    return algo.act
-
-
 def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]:
     """ "random" or "zero" actions, for a look at a task that nothing has been trained on."""
     env = make_env(task, 1, 0, seed, threads=1, obs="pixels")
-    size, rng = env.task.action_size, RowRng(seed, env.rows, stream=4)
-    if kind == "zero":
-        return lambda obs: torch.zeros(1, size, device=env.device), env
-    return lambda obs: rng.uniform(-1.0, 1.0, size), env
+    return SimplePolicy(kind, env.task.action_size, RowRng(seed, env.rows, stream=4)), env
+
+
+class SimplePolicy(Policy):
+    """Actions that depend on nothing: "zero", or "random" in [-1, 1]."""
+
+    def __init__(self, kind: str, action_size: int, rng: RowRng):
+        super().__init__()
+        self.size, self.rng = action_size, rng
+        self.scale = 0.0 if kind == "zero" else 1.0
+
+    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+        return self.scale * self.rng.uniform(-1.0, 1.0, self.size), carry
 
 
 class Player:
@@ -70,7 +69,13 @@ class Player:
     """
 
     def __init__(self, policy: Policy, env: BranchedEnv, draw: Callable[[Tensor], Tensor]):
-        self.policy, self.env, self.draw = policy, env, draw
+        self.env, self.draw = env, draw
+        self.use(policy)
+
+    def use(self, policy: Policy) -> None:
+        """Let this policy play, from the beginning of an episode on."""
+        self.policy, self.carry = policy, policy.carry(self.env.num_nominal)
+        self.terms: Terms = {}  # of the last step's reward
         self.total, self.steps = 0.0, 0  # of the running episode
 
     def picture(self) -> np.ndarray:
@@ -82,12 +87,14 @@ class Player:
     @torch.no_grad()
     def step(self) -> tuple[float, int] | None:
         """One control step; the return and length of the episode if it ended, and then a new one has begun."""
-        step = self.env.step(self.policy(self.env.observe())[:, None])
+        action, self.carry = self.policy(self.env.observe().sources, self.carry)
+        step = self.env.step(action[:, None])
+        self.terms = step.terms
         self.total, self.steps = self.total + float(step.reward[0, 0]), self.steps + 1
         if not bool(self.env.restart(step)[0, 0]):
             return None
         ended = self.total, self.steps
-        self.total, self.steps = 0.0, 0
+        self.use(self.policy)
         return ended
 
     def restart(self) -> None:
@@ -95,7 +102,7 @@ class Player:
         state = self.env.observe().state  # (1, 1, D)
         no = torch.zeros(1, 1, dtype=torch.bool, device=state.device)
         self.env.restart(Step(torch.zeros_like(no, dtype=state.dtype), no, ~no, no, state))
-        self.total, self.steps = 0.0, 0
+        self.use(self.policy)
 
 
 def frames(

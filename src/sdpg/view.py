@@ -32,8 +32,10 @@ from PIL import Image
 from torch import Tensor
 
 from sdpg import checkpoint, video
+from sdpg.algos.api import Policy
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.policy import load_policy
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.views import camera_id
@@ -159,7 +161,7 @@ class Shot:
 class Source:
     """Where the policy comes from: a run, whose newer checkpoints are taken up, or "random" and "zero" actions."""
 
-    policy: video.Policy
+    policy: Policy
     env: BranchedEnv
     label: str
     run: Path | None = None
@@ -178,7 +180,7 @@ class Source:
         folder = checkpoint.find(run, which)
         saved = checkpoint.load(folder)
         env = video.world_of(saved, seed, task)
-        policy, label = video.policy_of(saved, env, task), f"iteration {saved.iteration}"
+        policy, label = load_policy(saved, env, task), f"iteration {saved.iteration}"
         return Source(policy, env, label, run, which, folder, task)
 
     def refresh(self) -> None:
@@ -189,7 +191,7 @@ class Source:
             newest = checkpoint.find(self.run, self.which)
             if newest != self.folder:
                 saved = checkpoint.load(newest)
-                self.policy = video.policy_of(saved, self.env, self.task)
+                self.policy = load_policy(saved, self.env, self.task)
                 self.label, self.folder = f"iteration {saved.iteration}", newest
 
 
@@ -275,13 +277,14 @@ class Show:
     def _begin(self) -> None:
         """A new episode: only here does the policy change, so that a return belongs to one."""
         self.source.refresh()
-        self.player.policy = self.source.policy
+        self.player.use(self.source.policy)
 
     def _draw(self, number: int) -> Shot:
         buffer = io.BytesIO()
         Image.fromarray(self.player.picture()).save(buffer, "JPEG", quality=88, subsampling=0)
         task, steps = self.env.task, self.player.steps
-        terms = {name: float(term[0, 0]) for name, term in self.env.terms.items()} if steps else {}
+        terms = {name: float(term[0, 0]) for name, term in self.player.terms.items()}
+        measures = {name: float(values[0]) for name, values in self.env.measures().items()}
         facts = {
             "number": number,
             "title": self.title,
@@ -290,11 +293,17 @@ class Show:
             "episode_steps": task.episode_steps,
             "seconds": steps * task.step_seconds,
             "return": self.player.total,
-            "terms": {name: value if math.isfinite(value) else None for name, value in terms.items()},
+            "terms": _finite(terms),
+            "measures": _finite(measures),
             "finished": [{"return": total, "length": length} for total, length in self._finished],
             "controls": asdict(self._drawn),
         }
         return Shot(number, buffer.getvalue(), facts)
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class Server(ThreadingHTTPServer):

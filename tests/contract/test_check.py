@@ -49,9 +49,9 @@ class LeavesALetter(Cartpole):
 class KeepsGoalOfStart(Cartpole):
     goal = 0.0
 
-    def start(self, rng, n):
+    def start(self, rng, n, ended):
         self.goal = float(rng.rows[0] + rng.seed)
-        return super().start(rng, n)
+        return super().start(rng, n, ended)
 
     def reward(self, x, memory, action):
         return {"near": -(x.qpos[..., 0] - self.goal).abs()}
@@ -71,7 +71,7 @@ class DrawsWithItsOwnGenerator(Cartpole):
 
 
 class DrawsStartItself(Cartpole):
-    def start(self, rng, n):
+    def start(self, rng, n, ended):
         return Start(torch.rand(n, 2) * 0.1, torch.zeros(n, 2))
 
 
@@ -169,18 +169,18 @@ class NotFinite(Cartpole):
 
 
 class StartPerBranch(Cartpole):
-    def start(self, rng, n):
+    def start(self, rng, n, ended):
         return Start(rng.uniform(-0.1, 0.1, 3, 2).flatten(0, 1), torch.zeros(3 * n, 2))
 
 
 class StartOnce(Cartpole):
-    def start(self, rng, n):
+    def start(self, rng, n, ended):
         return Start(rng.uniform(-0.1, 0.1, 2).mean(0).expand(n, 2), torch.zeros(n, 2))
 
 
 class MemoryNotPerRow(Cartpole):
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         return Start(start.qpos, start.qvel, memory={"goal": torch.tensor(math.pi)})
 
 
@@ -201,8 +201,8 @@ class EndsTogether(Cartpole):
 
 
 class OneGustForAll(Ant):
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         return Start(start.qpos, start.qvel, start.memory | {"gust": torch.zeros(n, 1)})
 
     def advance(self, x, memory, action, rng):
@@ -271,8 +271,8 @@ class VelocityByAttribute(Cartpole):
 class VelocityFromStart(Cartpole):
     """What start() leaves is that of the rows that began last."""
 
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         self.before = start.qpos
         return start
 

@@ -13,7 +13,7 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Ended, Memory, Physics, Start, Terms
 
 SCENE = """
 <mujoco><option timestep="0.004"/><worldbody><geom name="floor" type="plane" size="5 5 .1"/>
@@ -47,7 +47,7 @@ class Leg(Task):
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_string(SCENE)
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         qpos = torch.tensor(compile_scene(self).qpos0, dtype=torch.float32).repeat(n, 1)
         qpos[:, self.names.qpos("hip", "knee")] = rng.uniform(-1.0, 1.0, 2)
         mass = torch.ones(n, 5)

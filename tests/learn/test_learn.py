@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdpg import checkpoint, log
+from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
 from sdpg.evaluate import evaluate, play
@@ -64,7 +65,7 @@ def test_nan_now_and_then_does_not_keep_it_from_learning(stranger: Callable[[str
     assert 3e-4 < sum(row["Train/failed"] for row in rows) / len(rows) < 3e-3
     assert not any(row["Loss/actor_skipped"] or row["Loss/critic_skipped"] for row in rows)
     env = make_env("cartpole", 32, 0, seed=1000)
-    algo = Sdpg(cfg.algo, env, seed=cfg.seed)
+    algo = Sdpg(cfg.algo, Context(env, seed=cfg.seed))
     restore(checkpoint.load(checkpoint.find(tmp_path / "run")), algo, None)
     result = play(algo, env)
     assert result["return"]["mean"] > 240.0

@@ -19,6 +19,7 @@ from pretended_gpu import DEVICE, OnGpu, moved, pretended_gpu, to_host
 from torch import Tensor
 
 from sdpg import build, checkpoint, evaluate, quarantine, replay, train
+from sdpg.algos.api import Context
 from sdpg.algos.base import clipped_step
 from sdpg.algos.sdpg import Sdpg, SdpgCfg, exploration_noise
 from sdpg.build import compile_scene, make_env
@@ -126,7 +127,7 @@ def _pair(obs: str, **options: Any) -> tuple[Sdpg, BranchedEnv]:
     """On the pretended device."""
     cfg = tiny("cartpole", obs)
     env = moved(make_env("cartpole", 3, 2, 5, 1, obs))
-    return Sdpg(replace(cfg.algo, **options), env, env.task.inputs[obs], 5), env
+    return Sdpg(replace(cfg.algo, **options), Context(env, env.task.inputs[obs], 5)), env
 
 
 @pytest.mark.parametrize("obs", OBSERVATIONS)
@@ -134,7 +135,7 @@ def test_all_that_an_algorithm_owns_is_on_the_device(obs: str) -> None:
     with pretended_gpu():
         algo, env = _pair(obs)
         rollout = algo.collect(env)
-        algo.update(rollout, 10)
+        algo.update(rollout)
         states = [state for optimizer in algo.optimizers.values() for state in optimizer.state.values()]
         owned = [*vars(rollout).values(), *rollout.sources.values()]
         owned += [x for module in algo.modules.values() for x in (*module.parameters(), *module.buffers())]
@@ -175,7 +176,7 @@ def test_an_update_waits_once_a_step_and_a_few_times_more(obs: str) -> None:
             algo, env = _pair(obs, **{"regression_steps": 2, "critic_passes": 1} | options)
             rollout = algo.collect(env)
             with gpu.counting() as found:
-                algo.update(rollout, 10)
+                algo.update(rollout)
         return sum(found.values())
 
     steps = waits()  # 2 of the actor, 1 of the temperature, 1 of the critic
@@ -295,7 +296,7 @@ def test_an_evaluation(obs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = tiny("cartpole", obs).algo
 
     def go(env: BranchedEnv) -> dict[str, Any]:
-        return evaluate.play(Sdpg(cfg, env, env.task.inputs[obs], 0), env)
+        return evaluate.run_episodes(Sdpg(cfg, Context(env, env.task.inputs[obs], 0)).policy(), env)
 
     expected = go(make_env("cartpole", 3, 0, 1, 1, obs))
     assert expected["length"]["mean"] == 6.0

@@ -22,11 +22,13 @@ from test_sdpg import _Fragile
 from torch import Tensor
 
 from sdpg import checkpoint, log, quarantine, train
+from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import default_threads, make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
-from sdpg.env import WINDOW, BranchedEnv, join_rows, part_of_rows
+from sdpg.env import BranchedEnv, join_rows, part_of_rows
+from sdpg.episodes import WINDOW
 from sdpg.errors import SdpgError
 from sdpg.plan import make_plan
 from sdpg.sim.toy import ToyTask
@@ -41,7 +43,7 @@ def test_the_first_segment_of_two_ranks_is_that_of_one_bit_for_bit(task: str) ->
 
     def segment(first: int, rows: int) -> Any:
         env = make_env(task, rows, 3, seed=5, threads=1, first_row=first)
-        return Sdpg(cfg, env, seed=5).collect(env)
+        return Sdpg(cfg, Context(env, seed=5)).collect(env)
 
     whole, *parts = segment(0, 8), segment(0, 4), segment(4, 4)
     for name in ("noise", "state", "next_state", "mean", "log_std", "reward", "terminated", "done", "failed"):
@@ -99,20 +101,20 @@ def test_episodes_of_all_ranks_are_averaged_in_the_order_of_one_process() -> Non
     for env in (whole, *parts):
         for _ in range(100):
             env.restart(env.step(torch.zeros(*env.grid, 1)))
-    told = [(list(env._news), env._unshared) for env in parts]
+    told = [(list(env.episodes._unshared), env.episodes._unshared_count) for env in parts]
 
     class Heard(Group):
         def everyones(self, thing: Any) -> list[Any]:
             assert thing in told
             return told
 
-    expected = whole.mean_episode()
-    assert whole.episodes > 2 * WINDOW
-    whole.share_episodes(ALONE)
-    assert whole.mean_episode() == expected
+    expected = whole.episodes.means()
+    assert whole.episodes.count > 2 * WINDOW
+    whole.episodes.share(ALONE)
+    assert whole.episodes.means() == expected
     for env in parts:
-        env.share_episodes(Heard())
-        assert (env.mean_episode(), env.episodes) == (expected, whole.episodes)
+        env.episodes.share(Heard())
+        assert (env.episodes.means(), env.episodes.count) == (expected, whole.episodes.count)
         assert torch.equal(env.state_dict()["finished"], whole.state_dict()["finished"])
 
 
@@ -168,13 +170,14 @@ def _fragile(group: Group, folder: str) -> None:
     rows = 8 // group.size
     env = BranchedEnv(task, task.sim(rows * 9), rows, seed=0, first_row=group.rank * rows)
     cfg = SdpgCfg(horizon=6, actor_widths=(16,), critic_widths=(16,), critic_batch=64, initial_std=1.0, warmup=2,
+                  schedule_iterations=10,
                   entropy=True, auto_temperature=True, regression_steps=2, regression_fraction=0.5)  # fmt: skip
-    algo = Sdpg(cfg, env, group=group)
+    algo = Sdpg(cfg, Context(env, group=group))
     failed, rows_of_metrics = 0.0, []
     for _ in range(5):
         rollout = algo.collect(env)
         failed += group.sums({"failed": int(rollout.failed.sum())})["failed"]
-        rows_of_metrics.append(algo.update(rollout, 10))
+        rows_of_metrics.append(algo.update(rollout))
     networks = [p.detach().flatten() for module in algo.modules.values() for p in module.parameters()]
     every = group.everyones(torch.cat(networks))
     assert all(torch.equal(theirs, every[0]) for theirs in every)  # ranks stay the same to the last bit

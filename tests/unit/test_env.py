@@ -15,7 +15,7 @@ from sdpg.errors import SdpgError
 from sdpg.rng import RowRng
 from sdpg.sim.toy import ToyTask
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Ended, Memory, Physics, Start, Terms
 
 BLOCK = """
 <mujoco><worldbody><geom type="plane" size="9 9 .1"/><body pos="0 0 .1"><freejoint/>
@@ -33,7 +33,7 @@ class Block(Task):
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_string(BLOCK)
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         qpos = torch.tensor([0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]).repeat(n, 1)
         qpos[:, 0] = rng.uniform(-0.2, 0.2, 1)[:, 0]
         friction = torch.tensor([1.0, 0.005, 0.0001]).repeat(n, 2, 1) * rng.uniform(0.2, 1.0, 1)[:, :, None]
@@ -117,7 +117,7 @@ def test_after_a_branch_equal_actions_give_equal_futures() -> None:
         for values in (step.reward, step.terminated, step.truncated, step.state):
             assert torch.equal(values, values[:, :1].expand_as(values)), t
         env.restart(step)
-    assert env.episodes > 0
+    assert env.episodes.count > 0
 
 
 def test_auxiliary_actions_never_change_the_nominal_column() -> None:
@@ -147,7 +147,7 @@ def test_a_terminated_auxiliary_is_copied_from_the_nominal_as_it_is_now() -> Non
     assert x[1, 2].item() == x[1, 0].item() == 1.0  # the current nominal, not its start
     assert (x[1, [1, 3, 4]] == 0).all()  # its neighbours are left alone
     assert step.state[1, 2].item() == pytest.approx(1.98)  # the state before the restart
-    assert torch.equal(env.clock, clock) and env.episodes == 0
+    assert torch.equal(env.clock, clock) and env.episodes.count == 0
 
 
 def test_a_copied_auxiliary_takes_the_nominals_memory() -> None:
@@ -171,10 +171,11 @@ def test_a_terminated_nominal_restarts_and_branches_its_row_again() -> None:
     assert step.terminated.nonzero().tolist() == [[1, 0]]
     cut = env.restart(step)
     assert cut.tolist() == [[False] * 5, [True] * 5, [False] * 5]  # every trajectory of the row ends here
-    assert env.clock.tolist() == [2, 0, 2] and env.episodes == 1
+    assert env.clock.tolist() == [2, 0, 2] and env.episodes.count == 1
     assert _is_branched(env, 1) and env.physics().qpos[1, 0].item() not in (0.0, pytest.approx(1.8))
     assert step.state[1, 0].item() == pytest.approx(1.8)
-    assert env.mean_episode() == (pytest.approx(step.reward[1, 0].item() - 0.9**2 - 0.1 * 0.9**2), 2.0)
+    mean = env.episodes.means()
+    assert mean.total == pytest.approx(step.reward[1, 0].item() - 0.9**2 - 0.1 * 0.9**2) and mean.length == 2.0
 
 
 def test_the_time_limit_truncates_whole_rows_and_keeps_the_state_before() -> None:
@@ -189,7 +190,7 @@ def test_the_time_limit_truncates_whole_rows_and_keeps_the_state_before() -> Non
     assert env.restart(step).all()
     assert torch.equal(step.state, before)
     assert not torch.equal(env.physics().qpos, before)
-    assert env.clock.tolist() == [0, 0, 0] and env.episodes == 3
+    assert env.clock.tolist() == [0, 0, 0] and env.episodes.count == 3
 
 
 def test_terminated_at_the_time_limit_is_terminated() -> None:
@@ -248,7 +249,7 @@ class _Loud(ToyTask):
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
         return {"heard": torch.tensor([0.0, 0.0, 1e3])[:, None, None] * action}
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         return Start(torch.zeros(n, 2), torch.zeros(n, 0), {"heard": torch.zeros(n, 1)})
 
     def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
@@ -317,15 +318,15 @@ def test_observing_changes_nothing_and_shows_nominals_to_the_policy() -> None:
 def test_the_reward_is_the_sum_of_its_terms() -> None:
     env = _block_env()
     step = env.step(_action(env, 0))
-    assert set(env.terms) == {"position", "rate"}
-    torch.testing.assert_close(step.reward, env.terms["position"] + env.terms["rate"])
+    assert set(step.terms) == {"position", "rate"}
+    torch.testing.assert_close(step.reward, step.terms["position"] + step.terms["rate"])
 
 
 def test_one_branch_is_ordinary_reinforcement_learning() -> None:
     env = _toy_env(m=0, episode_steps=2)
     env.branch()
     _advance(env, 2)
-    assert env.grid == (3, 1) and env.episodes == 3
+    assert env.grid == (3, 1) and env.episodes.count == 3
 
 
 def test_a_restored_environment_goes_on_identically() -> None:
@@ -335,14 +336,14 @@ def test_a_restored_environment_goes_on_identically() -> None:
     fresh.load_state_dict(env.state_dict())
     env.branch()  # auxiliaries are not saved: a segment begins with this
     assert not fresh.apart.any()
-    assert env.mean_episode() == fresh.mean_episode() or env.episodes == 0
+    assert env.episodes.means() == fresh.episodes.means() or env.episodes.count == 0
     for t in range(60):
         a, b = env.step(_action(env, t)), fresh.step(_action(env, t))
         assert torch.equal(a.reward, b.reward) and torch.equal(a.state, b.state), t
         env.restart(a)
         fresh.restart(b)
-    assert torch.equal(env.clock, fresh.clock) and env.episodes == fresh.episodes > 0
-    assert env.mean_episode() == fresh.mean_episode()
+    assert torch.equal(env.clock, fresh.clock) and env.episodes.count == fresh.episodes.count > 0
+    assert env.episodes.means() == fresh.episodes.means()
 
 
 def test_a_state_has_the_nominal_worlds_only_and_one_of_all_worlds_is_read_too() -> None:
@@ -370,7 +371,7 @@ class _Careless(ToyTask):
 
     looks = 0
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         names = ("goal", "action", "again", "along", "place")
         memory = {name: torch.full((n, 2 if name == "place" else 1), 100.0 + i) for i, name in enumerate(names)}
         return Start(rng.normal(2), torch.zeros(n, 0), memory)
@@ -396,7 +397,12 @@ def test_restarts_write_nothing_that_somebody_else_holds() -> None:
         step = env.step(action)
         between = env.observe()
         held = [action, *goals.values(), before.state, between.state, *before.sources.values()]
-        held += [*between.sources.values(), *vars(step).values(), *env.terms.values(), *env.column(0).values()]
+        held += [
+            *between.sources.values(),
+            *(v for v in vars(step).values() if isinstance(v, Tensor)),
+            *step.terms.values(),
+            *env.column(0).values(),
+        ]
         step.terminated[1, 2] = step.terminated[2, 0] = True  # one is copied, a row begins
         kept = [values.clone() for values in held]
         env.restart(step)
@@ -470,7 +476,7 @@ def test_rows_do_not_depend_on_how_they_are_spread() -> None:
 
 
 class _PerBranch(ToyTask):
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         return Start(torch.zeros(n + 1, 2), torch.zeros(n, 0))
 
 
@@ -487,5 +493,6 @@ def test_sizes_that_cannot_be(n: int, m: int, word: str) -> None:
 
 
 def test_before_the_first_episode_ends_there_is_no_mean() -> None:
-    mean, length = _toy_env().mean_episode()
+    means = _toy_env().episodes.means()
+    mean, length = means.total, means.length
     assert mean != mean and length != length

@@ -11,6 +11,7 @@ import torch
 from conftest import tiny
 from torch import Tensor
 
+from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import make_env, views_of
 from sdpg.env import BranchedEnv
@@ -141,7 +142,7 @@ def test_frames_are_part_of_the_state(looked: bool) -> None:
 
 def test_pictures_of_all_segments_are_written_to_the_same_place() -> None:
     env = make_env("cartpole", 3, 2, threads=1, obs="pixels")
-    algo = Sdpg(tiny("cartpole", "pixels").algo, env, ("pixels",))
+    algo = Sdpg(tiny("cartpole", "pixels").algo, Context(env, ("pixels",)))
     first = algo.collect(env).sources["pixels"]
     kept = first.clone()
     second = algo.collect(env).sources["pixels"]
@@ -181,7 +182,7 @@ def test_from_the_first_picture_new_features_tell_states_apart() -> None:
     """Why it is subtracted: a new network's features spread more over the states that it sees."""
     env = make_env("hopper", 16, seed=0, obs="pixels")
     cfgs = {origin: SdpgCfg(encoder="half", picture_origin=origin) for origin in ("grey", "first")}
-    actors = {origin: Sdpg(cfg, env, ("pixels",)).actor for origin, cfg in cfgs.items()}
+    actors = {origin: Sdpg(cfg, Context(env, ("pixels",))).actor for origin, cfg in cfgs.items()}
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         env.step(torch.rand(*env.grid, env.task.action_size, generator=generator) * 2 - 1)
@@ -246,7 +247,7 @@ def test_the_gradient_of_chunks_is_the_gradient_of_the_whole(task: str, obs: str
     gradients = []
     for chunk in (1000, 5):
         env = make_env(task, 3, 2, threads=1, obs=obs)
-        algo = Sdpg(replace(cfg, actor_chunk=chunk), env, env.task.inputs[obs])
+        algo = Sdpg(replace(cfg, actor_chunk=chunk), Context(env, env.task.inputs[obs]))
         algo.update(algo.collect(env), 10)
         gradients.append([p.grad.clone() for p in algo.actor.parameters()])
     for whole, parts in zip(*gradients, strict=True):
@@ -268,7 +269,7 @@ def test_several_senses_are_fused() -> None:
     assert {name: tuple(seen[name].shape) for name in env.task.inputs["pixels"]} == {
         "pixels": (3, 9, 44, 40), "depth": (3, 2, 44, 40), "ranges": (3, 1, 24, 30), "proprio": (3, 1),
     }  # fmt: skip
-    algo = Sdpg(cfg, env, env.task.inputs["pixels"])
+    algo = Sdpg(cfg, Context(env, env.task.inputs["pixels"]))
     assert list(algo.actor.encoders) == list(env.task.inputs["pixels"])
     assert algo.actor.trunk[0].in_features == 3 * 8 + 1
     algo.update(algo.collect(env), 10)

@@ -29,7 +29,7 @@ from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.train import train
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Ended, Memory, Physics, Start, Terms
 
 Stranger = Callable[[str, str], str]
 Capture = pytest.CaptureFixture[str]
@@ -61,8 +61,8 @@ class Heavy(Block):
     params = ("geom_friction", "body_mass")
     reads = ("xpos",)
 
-    def start(self, rng: RowRng, n: int) -> Start:
-        start = super().start(rng, n)
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
+        start = super().start(rng, n, ended)
         mass = torch.cat((torch.zeros(n, 1), rng.uniform(0.5, 2.0, 1)), dim=-1).double()  # (n, bodies)
         return replace(start, params={**start.params, "body_mass": mass})
 
@@ -118,7 +118,7 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
         step.terminated[2, 0] |= t == 20  # a row begins anew, an auxiliary becomes its nominal
         step.terminated[1, 2] |= t == 31
         env.restart(step)
-    assert env.episodes > 3 and len(seen) == 2
+    assert env.episodes.count > 3 and len(seen) == 2
 
 
 def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ from sdpg.types import Start
 
 class Tired(Cartpole):
     '''Gives NaN after a number of steps that only its memory knows, and which is drawn at random.'''
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         return Start(start.qpos, start.qvel, {"left": rng.uniform(8.0, 30.0, 1)})
 
     def terminated(self, x, memory):
@@ -310,8 +310,8 @@ from sdpg.tasks.cartpole import Cartpole
 from sdpg.types import Start
 
 class BadStart(Cartpole):
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         return Start(torch.where(rng.uniform(0.0, 1.0, 1) < 0.3, torch.nan, start.qpos), start.qvel)
 """
 

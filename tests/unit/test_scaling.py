@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import costs, crew, scaling, scaling_page
 from sdpg.bench.costs import Setup, Work
@@ -89,7 +90,7 @@ def test_multiply_adds_are_those_of_the_networks(task_name: str, obs: str) -> No
 
     task, cfg = make_task(task_name), resolve(task_name, obs=obs)
     env = make_env(task, 1, 1, threads=1, obs=obs)
-    algo = Sdpg(replace(cfg.algo, precision="float32"), env, task.inputs[obs])
+    algo = Sdpg(replace(cfg.algo, precision="float32"), Context(env, task.inputs[obs]))
     seen, counts = env.observe(), []
     for act in (lambda: algo.actor(seen.sources), lambda: algo.critic(seen.state[0, 0])):
         with FlopCounterMode(display=False) as counter:

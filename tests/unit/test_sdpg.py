@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from sdpg.algos.api import Context
 from sdpg.algos.base import cosine_lr
 from sdpg.algos.returns import lambda_returns, segment_returns
 from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, ascent_direction, exploration_noise, squash
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.sim.toy import ToyTask
-from sdpg.types import Metrics, Obs, Physics, Rollout
+from sdpg.types import Metrics, Physics, Rollout
 
 SMALL = SdpgCfg(horizon=4, actor_widths=(16,), critic_widths=(16,), actor_schedule="constant", critic_batch=64)
 
@@ -26,7 +27,7 @@ SMALL = SdpgCfg(horizon=4, actor_widths=(16,), critic_widths=(16,), actor_schedu
 def _make(n: int = 3, m: int = 4, task: ToyTask | None = None, **options: Any) -> tuple[Sdpg, BranchedEnv]:
     task = task or ToyTask(gain=2.0)
     env = BranchedEnv(task, task.sim(n * (1 + m)), n, seed=0)
-    return Sdpg(replace(SMALL, **options), env, seed=0), env
+    return Sdpg(replace(SMALL, **options), Context(env, seed=0)), env
 
 
 def _iterate(algo: Sdpg, env: BranchedEnv, count: int = 1, total: int = 100) -> Metrics:
@@ -84,7 +85,7 @@ def test_training_and_evaluation_act_alike(bound: float | None) -> None:
     seen: list[Tensor] = []
     step = env.step
     env.step = lambda action: (seen.append(action), step(action))[1]  # type: ignore[method-assign]
-    expected = algo.act(env.observe())
+    expected = algo.policy()(env.observe().sources, {})[0]
     rollout = algo.collect(env)
     torch.testing.assert_close(seen[0][:, 0], expected)
     assert expected.abs().max() <= (1.0 if bound is None else math.tanh(bound) + 1e-6)
@@ -131,7 +132,7 @@ def test_a_mean_beyond_its_bound_is_drawn_back(side: float) -> None:
     assert (rollout.mean == 2.0 * side).all()
     rollout = replace(rollout, noise=torch.zeros_like(rollout.noise))  # no ascent: only the bound has a say
     algo.actor_optimizer = torch.optim.SGD(algo.actor.parameters(), lr=0.1)
-    algo.update(rollout, 100)
+    algo.update(rollout)
     assert algo.actor.mean.bias.item() * side < 5.0
 
 
@@ -245,7 +246,7 @@ def test_failed_worlds_do_not_count_as_reward_zero() -> None:
     assert rollout.failed[..., 1:].any() and not rollout.failed[..., 0].any()
     assert (rollout.reward[rollout.failed] == 0).all() and rollout.terminated[rollout.failed].all()
     before = _parameters(algo.actor)
-    metrics = algo.update(rollout, 100)
+    metrics = algo.update(rollout)
     # Whatever number a failed step carries, the update is the same.
     twin, twin_env = _make(m=32, task=_Fragile(), initial_std=1.0)
     with torch.no_grad():
@@ -269,7 +270,7 @@ def test_entropy_regularisation_pushes_the_log_std_up() -> None:
         rollout = algo.collect(env)
         rollout = replace(rollout, noise=torch.ones_like(rollout.noise))
         before = algo.actor.log_std.item()
-        algo.update(rollout, 100)
+        algo.update(rollout)
         moves[entropy] = algo.actor.log_std.item() - before
     assert moves[False] == pytest.approx(0.0, abs=1e-6)
     assert moves[True] > 1e-4
@@ -357,7 +358,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step() -> None:
     rollout = algo.collect(env)
     actor, critic = _parameters(algo.actor), _parameters(algo.critic)
     rollout.reward[0, 0, 1] = torch.nan  # not marked as failed
-    metrics = algo.update(rollout, 100)
+    metrics = algo.update(rollout)
     assert torch.equal(_parameters(algo.actor), actor) and metrics["Loss/actor_skipped"] == 1.0
     assert metrics["Loss/critic_skipped"] >= 1.0 and torch.isfinite(_parameters(algo.critic)).all()
     assert algo.iteration == 1 and critic.shape == _parameters(algo.critic).shape
@@ -376,12 +377,12 @@ def test_regression_steps_and_fraction() -> None:
     algo, env = _make()
     rollout = algo.collect(env)
     count(algo)
-    algo.update(rollout, 100)
+    algo.update(rollout)
     assert calls == [12]  # T N = 4 * 3, once
     algo, env = _make(regression_steps=3, regression_fraction=0.5)
     rollout = algo.collect(env)
     count(algo)
-    algo.update(rollout, 100)
+    algo.update(rollout)
     assert calls == [6, 6, 6]
 
 
@@ -413,7 +414,7 @@ def test_the_normaliser_is_frozen_within_an_iteration_and_counts_every_state_onc
         mean = normalizer.mean.clone()
         rollout = algo.collect(env)
         assert torch.equal(normalizer.mean, mean)
-        algo.update(rollout, 100)
+        algo.update(rollout)
         states.append(rollout.state.reshape(-1, 2).numpy().astype(np.float64))
     every = np.concatenate(states)
     np.testing.assert_allclose(normalizer.mean.numpy(), every.mean(0), rtol=1e-4, atol=1e-4)
@@ -478,5 +479,6 @@ def test_two_runs_are_identical_and_a_resumed_one_too() -> None:
 def test_act_needs_no_auxiliaries() -> None:
     algo, env = _make()
     obs = env.observe()
-    one = algo.act(Obs(state=obs.state[:1, :1], sources={"state": obs.sources["state"][:1]}))
-    torch.testing.assert_close(one, algo.act(obs)[:1])
+    policy = algo.policy()
+    one, _ = policy({"state": obs.sources["state"][:1]}, {})
+    torch.testing.assert_close(one, policy(obs.sources, {})[0][:1])

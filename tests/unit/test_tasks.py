@@ -110,7 +110,7 @@ def test_humanoid_weighs_what_a_small_person_does():
 
 def test_planar_starts():
     for name in ("hopper", "walker"):
-        start = make_task(name).start(RowRng(0, torch.arange(2000)), 2000)
+        start = make_task(name).start(RowRng(0, torch.arange(2000)), 2000, None)
         assert start.qpos.abs().max() <= 0.05 and start.qpos.abs().amax(0).min() > 0.045
         assert not start.qvel.any()
 
@@ -118,7 +118,7 @@ def test_planar_starts():
 @pytest.mark.parametrize("name", ["ant", "humanoid"])
 def test_floating_starts(name):
     task = make_task(name)
-    start = task.start(RowRng(0, torch.arange(2000)), 2000)
+    start = task.start(RowRng(0, torch.arange(2000)), 2000, None)
     centre = torch.tensor((0.0, 0.0, task.start_height, *task.start_joints))
     pose = torch.cat((start.qpos[:, :3], start.qpos[:, 7:]), dim=-1)
     assert (pose - centre).abs().max() <= 0.05 + 1e-6
@@ -130,7 +130,7 @@ def test_floating_starts(name):
 
 
 def test_cartpole_starts():
-    start = make_task("cartpole").start(RowRng(0, torch.arange(2000)), 2000)
+    start = make_task("cartpole").start(RowRng(0, torch.arange(2000)), 2000, None)
     assert start.qpos[:, 0].abs().max() <= 0.3 and 0.3 < start.qpos[:, 1].abs().max() <= 0.35
 
 
@@ -290,7 +290,7 @@ def test_camera_follows_the_torso_without_turning(name, offset, pixel):
     task = make_task(name)
     model = compile_scene(task)
     data = mujoco.MjData(model)
-    start = task.start(RowRng(3, torch.arange(1)), 1)
+    start = task.start(RowRng(3, torch.arange(1)), 1, None)
     data.qpos[:] = start.qpos[0]
     data.qpos[0] += 7.0  # far along the track
     mujoco.mj_forward(model, data)

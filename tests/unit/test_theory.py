@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, ascent_direction, exploration_noise
 from sdpg.env import BranchedEnv
 from sdpg.nn.modules import Actor
@@ -220,7 +221,7 @@ def test_one_auxiliary_over_delta_is_reinforce(exploration: str) -> None:
 def _toy(cfg: SdpgCfg, n: int, m: int, **task: object) -> tuple[Sdpg, BranchedEnv, ToyTask]:
     toy = ToyTask(**task)  # type: ignore[arg-type]
     env = BranchedEnv(toy, toy.sim(n * (1 + m)), n, seed=1)
-    algo = Sdpg(cfg, env, seed=2)
+    algo = Sdpg(cfg, Context(env, seed=2))
     for critic in (algo.critic, algo.target_critic):  # the toy's returns end with the segment
         torch.nn.init.zeros_(critic.value.weight)
     return algo, env, toy
@@ -240,7 +241,7 @@ def test_the_algorithms_step_is_the_gradient_step() -> None:
     mean, _ = algo.actor({"state": rollout.sources["state"].flatten(0, 1)})
     step = _pushed((mean,), (direction.flatten(0, 1),), algo.actor)
     before = [p.detach().clone() for p in algo.actor.parameters()]
-    algo.update(rollout, 10)
+    algo.update(rollout)
     for p, old, g in zip(algo.actor.parameters(), before, step, strict=True):
         torch.testing.assert_close(p.detach(), old + 0.1 * 2 / direction.numel() * g, rtol=1e-4, atol=1e-6)
 
@@ -301,13 +302,13 @@ def test_small_noise_gives_the_gradient_through_tanh() -> None:
 
 def test_sdpg_learns_the_toy() -> None:
     """A few dozen iterations of the whole algorithm improve the nominal return."""
-    cfg = SdpgCfg(horizon=8, actor_widths=(32,), actor_lr=5e-3, warmup=1, initial_std=0.5)
+    cfg = SdpgCfg(horizon=8, actor_widths=(32,), actor_lr=5e-3, warmup=1, initial_std=0.5, schedule_iterations=60)
     toy = ToyTask(gain=5.0, episode_steps=64, limit=20.0)
     env = BranchedEnv(toy, toy.sim(16 * 16), 16, seed=0)
-    algo = Sdpg(cfg, env, seed=0)
+    algo = Sdpg(cfg, Context(env, seed=0))
     rewards = []
     for _ in range(60):
         rollout = algo.collect(env)
         rewards.append(rollout.reward[..., 0].mean().item())
-        algo.update(rollout, 60)
+        algo.update(rollout)
     assert np.mean(rewards[-8:]) > 0.5 * np.mean(rewards[:8])  # rewards are costs: less than half of them is left

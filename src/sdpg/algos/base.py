@@ -1,26 +1,26 @@
-"""What algorithms share: their checkpoints, learning-rate schedules, a guarded optimiser step over all ranks."""
+"""What algorithms share: checkpoints of networks, learning-rate schedules, a guarded optimiser step and batches over
+all ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sdpg.algos.api import Algorithm
 from sdpg.distributed import ALONE, Group
 
 
-class Algorithm:
-    """What decides how training goes on: networks and optimisers by name, and the number of finished iterations."""
+class NetworkAlgorithm(Algorithm):
+    """One whose future is decided by networks and optimisers, by name, and the number of finished iterations."""
 
-    iteration = 0
     modules: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers, nested by name."""
         state: dict[str, Any] = {"iteration": self.iteration}
         state |= {name: module.state_dict() for name, module in self.modules.items()}
         return state | {name: optimizer.state_dict()["state"] for name, optimizer in self.optimizers.items()}
@@ -84,3 +84,25 @@ def _sum_gradients(parameters: Sequence[Tensor], group: Group) -> None:
     flat = group.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
+
+
+def places(usable: Tensor, group: Group) -> Tensor:
+    """usable (T, N, ...) bool of this rank's samples -> for every sample of all ranks, flat, its place among this
+    rank's flat samples; -1 if it is another rank's or not usable. Batches are drawn from these: their size, which
+    losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum.
+
+    On the CPU, where how many of a batch are left must be known.
+    """
+    t, n, *branches = usable.shape
+    every = torch.full((t, group.size, n, *branches), -1, device="cpu")  # a rank's rows follow each other
+    mine = torch.arange(usable.numel(), device="cpu").view_as(usable)
+    every[:, group.rank] = torch.where(usable.cpu(), mine, -1)
+    return every.flatten()
+
+
+def batches(drawn: Tensor, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:
+    """Batches of `size` of the places `drawn`: this rank's samples in each, on its device, and how many it has of all
+    ranks. One copy to the device for all of them."""
+    left = drawn >= 0
+    mine = drawn[left].to(device).split([int(part.sum()) for part in left.split(size)])
+    return zip(mine, (len(part) for part in drawn.split(size)), strict=True)

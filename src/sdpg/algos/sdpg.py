@@ -11,109 +11,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+import sys
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdpg.algos.base import Algorithm, clipped_step, cosine_lr, linear_lr
+from sdpg.algos.api import Carry, Context, Policy
+from sdpg.algos.base import NetworkAlgorithm, batches, clipped_step, cosine_lr, linear_lr, places
 from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
-from sdpg.distributed import ALONE, Group
+from sdpg.algos.sdpg_cfg import SdpgCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import Convolutions, Origin, make_encoders, use_bfloat16
-from sdpg.nn.modules import Actor, Critic, Exploration, Normalizer, moments
+from sdpg.nn.encoders import make_encoders, use_bfloat16
+from sdpg.nn.modules import Actor, Critic, Normalizer, moments
 from sdpg.rng import RowRng
-from sdpg.types import Metrics, Obs, Rollout
-
-
-@dataclass(frozen=True)
-class SdpgCfg:
-    """The paper's symbols are in brackets."""
-
-    horizon: int = 32
-    """Steps of a segment [H]."""
-    gamma: float = 0.99
-    """Discount."""
-    lam: float = 0.95
-    """TD(lambda) coefficient of the critic's target and, with the eligibility trace, of the actor's return."""
-    causal: bool = True
-    """Return-to-go for the actor; off: one return per stretch between restarts, against the nominal's from there on."""
-    eligibility_trace: bool = True
-    """TD(lambda) in the actor's return; off: bootstrap at the end of the segment only."""
-    denominator: Literal["sigma", "delta", "none"] = "sigma"
-    """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
-    antithetic: bool = False
-    """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
-
-    exploration: Exploration = "shared"
-    """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
-    initial_std: float = 1.0
-    """Exploration std at the start; its value for good when fixed."""
-    mean_bound: float | None = 2.0
-    """The pre-tanh action is clipped to +- this."""
-    log_std_bounds: tuple[float, float] | None = (-5.0, 2.0)
-    """Range of the log-std."""
-
-    entropy: bool = False
-    """Entropy regularisation of the actor."""
-    auto_temperature: bool = False
-    """Tune the temperature towards target_std."""
-    temperature: float = 0.01
-    """Initial (or constant) temperature [alpha]."""
-    target_std: float = 0.15
-    """Exploration std that the temperature aims at."""
-    soft_critic: bool = False
-    """Entropy in the rewards that returns are made of."""
-    temperature_lr: float = 1e-3
-
-    encoder: Convolutions = "drqv2"
-    """Convolutions for pictures: the paper's, or cheaper ones."""
-    picture_origin: Origin = "grey"
-    """What is subtracted from a picture: grey, as in the paper, or the run's first picture. Beyond the paper."""
-    picture_motion: bool = False
-    """Show the convolutions the newest frame and the changes between frames, in place of a stack. Beyond the paper."""
-    encoder_features: int = 128
-    """Features that a picture is encoded into."""
-    vector_widths: tuple[int, ...] = ()
-    """Widths of an MLP encoder for vector sources; none: they are passed through."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the policy; auto: bfloat16 for pictures where the machine has it in hardware."""
-    actor_chunk: int = 2048
-    """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
-    actor_widths: tuple[int, ...] = (128, 64, 32)
-    critic_widths: tuple[int, ...] = (64, 64)
-    output_gain: float = math.sqrt(2)
-    """Gain of the orthogonal initialisation of the policy's mean."""
-    actor_lr: float = 2e-3
-    actor_schedule: Literal["cosine", "constant"] = "cosine"
-    """Cosine from actor_lr to actor_lr_min after a linear warm-up."""
-    actor_lr_min: float = 1e-5
-    warmup: int = 100
-    """Iterations of linear warm-up of the actor's learning rate."""
-    regression_steps: int = 1
-    """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
-    regression_fraction: float = 1.0
-    """Share of the batch that each of these steps draws at random."""
-    critic_lr: float = 2e-4
-    critic_schedule: Literal["linear", "constant"] = "linear"
-    """Linear: to a tenth over the run."""
-    critic_passes: int = 2
-    """Passes over the batch [K_c]."""
-    critic_batch: int = 4096
-    """Samples of a critic step [B]."""
-    target_decay: float = 0.01
-    """Share of the old target critic that is kept [rho]."""
-    max_grad_norm: float = 1.0
-    reward_scale: float = 1.0
-    schedule_iterations: int = 0
-    """Length of the learning-rate schedules; 0: the iterations of the run, or as many as --minutes will give."""
-    schedule_from: int = 0
-    """Iteration at which that length became known, if not at the start; recorded by runs with --minutes."""
-
+from sdpg.types import Metrics, Rollout
 
 # --- the paper, as pure functions -------------------------------------------------------------------------------------
 
@@ -169,28 +83,35 @@ def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: st
 # --- the algorithm ----------------------------------------------------------------------------------------------------
 
 
-class Sdpg(Algorithm):
-    """collect -> update, once an iteration. `act` is the deterministic policy that is evaluated and deployed.
+class MeanPolicy(Policy):
+    """The mean of the Gaussian, squashed: without noise."""
 
-    Each rank of a `group` collects from its own rows and draws every batch as if it had all of them; what a batch's
+    def __init__(self, actor: Actor, mean_bound: float | None):
+        super().__init__()
+        self.actor, self.mean_bound = actor, mean_bound
+
+    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+        mean, _ = self.actor(sources)
+        return squash(mean, self.mean_bound), carry
+
+
+class Sdpg(NetworkAlgorithm):
+    """Collects a segment, climbs, and teaches the critic: one iteration of Algorithm 1.
+
+    Each rank of a group collects from its own rows and draws every batch as if it had all of them; what a batch's
     samples say is summed over the ranks. So all of them take the steps that one process with all rows would take.
     """
 
-    def __init__(
-        self,
-        cfg: SdpgCfg,
-        env: BranchedEnv,
-        sources: tuple[str, ...] = ("state",),
-        seed: int = 0,
-        group: Group = ALONE,
-    ):
-        self.cfg, self.sources, self.seed, self.group = cfg, sources, seed, group
-        self.device = env.device
+    cfg: SdpgCfg
+
+    def __init__(self, cfg: SdpgCfg, context: Context):
+        self.cfg, env, seed = cfg, context.env, context.seed
+        self.sources, self.seed, self.group, self.device = context.sources, seed, context.group, env.device
         self._seen: dict[str, Tensor] = {}  # source -> (T, N, ...): what the policy saw in the last segment
         # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
-        views = {name: obs.sources[name] for name in sources}
+        views = {name: obs.sources[name] for name in self.sources}
         self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
@@ -229,11 +150,8 @@ class Sdpg(Algorithm):
             log_std = log_std.clamp(*self.cfg.log_std_bounds)
         return mean, log_std
 
-    @torch.no_grad()
-    def act(self, obs: Obs) -> Tensor:
-        """The deterministic action (N, A) in (-1, 1)."""
-        mean, _ = self.actor(obs.sources)
-        return squash(mean, self.cfg.mean_bound)
+    def policy(self) -> Policy:
+        return MeanPolicy(self.actor, self.cfg.mean_bound)
 
     # -- one iteration
 
@@ -274,25 +192,28 @@ class Sdpg(Algorithm):
             failed=failed,
         )
 
-    def _room(self, name: str, view: Tensor) -> Tensor:
-        """Where a segment of a source is written, (T, N, ...): the same memory in every iteration. Pictures take much
-        of it, and memory that is new to the process costs more than what is written there."""
-        shape, room = (self.cfg.horizon, *view.shape), self._seen.get(name)
+    def _room(self, name: str, source: Tensor) -> Tensor:
+        """Where a segment of a source is written, (T, N, ...): the same memory in every iteration. Images take much of
+        it, and memory that is new to the process costs more than what is written there."""
+        shape, room = (self.cfg.horizon, *source.shape), self._seen.get(name)
         if room is None or room.shape != shape:
-            room = self._seen[name] = view.new_empty(shape)
+            room = self._seen[name] = source.new_empty(shape)
         return room
 
-    def update(self, rollout: Rollout, total_iterations: int) -> Metrics:
-        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here. Unless the
-        options tell how long schedules are, it is `total_iterations`; 0: nobody knows yet."""
-        total = self.cfg.schedule_iterations or total_iterations
+    def update(self, rollout: Rollout) -> Metrics:
+        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""
         # Its own generator per iteration: the state of all randomness is the iteration number.
         generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
         good = unspoiled(rollout.failed, rollout.done) if rollout.failed.any() else None
         returns, target = self._returns(rollout)
-        metrics = self._update_actor(rollout, returns, good, total, generator)
+        metrics = self._update_actor(rollout, returns, good, generator)
         metrics |= self._update_temperature(rollout)
-        metrics |= self._update_critic(rollout, target, good, total, generator)
+        metrics |= self._update_critic(rollout, target, good, generator)
+        self._update_normalizers(rollout, good)
+        self.iteration += 1
+        return metrics
+
+    def _update_normalizers(self, rollout: Rollout, good: Tensor | None) -> None:
         # A step may fail because of what it began with: such a state would stay in the statistics for ever.
         sound = ~rollout.failed  # (T, N, K)
         self.normalizers["state"].update(rollout.state if good is None else rollout.state[sound], self.group)
@@ -300,8 +221,6 @@ class Sdpg(Algorithm):
             if name != "state" and name in self.normalizers:
                 view = rollout.sources[name]  # (T, N, ...)
                 self.normalizers[name].update(view if good is None else view[sound[..., 0]], self.group)
-        self.iteration += 1
-        return metrics
 
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """What the actor climbs and what the critic is taught: (T, N, K) each."""
@@ -322,28 +241,8 @@ class Sdpg(Algorithm):
         """V_phi' of (T, N, K, D), one time step after the other: a step's activations fit into the cache."""
         return torch.stack([self.target_critic(x) for x in self.normalizers["state"](state)])
 
-    def _places(self, usable: Tensor) -> Tensor:
-        """usable (T, N, ...) bool of this rank's samples -> for every sample of all ranks, flat, its place among this
-        rank's flat samples; -1 if it is another rank's or not usable. Batches are drawn from these: their size, which
-        losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum.
-
-        On the CPU, where how many of a batch are left must be known.
-        """
-        t, n, *branches = usable.shape
-        places = torch.full((t, self.group.size, n, *branches), -1, device="cpu")  # a rank's rows follow each other
-        mine = torch.arange(usable.numel(), device="cpu").view_as(usable)
-        places[:, self.group.rank] = torch.where(usable.cpu(), mine, -1)
-        return places.flatten()
-
-    def _batches(self, drawn: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
-        """Batches of `size` of the places `drawn`: this rank's samples in each, on its device, and how many it has of
-        all ranks. One copy to the device for all of them."""
-        left = drawn >= 0
-        mine = drawn[left].to(self.device).split([int(part.sum()) for part in left.split(size)])
-        return zip(mine, (len(part) for part in drawn.split(size)), strict=True)
-
     def _update_actor(
-        self, rollout: Rollout, returns: Tensor, good: Tensor | None, total: int, generator: torch.Generator
+        self, rollout: Rollout, returns: Tensor, good: Tensor | None, generator: torch.Generator
     ) -> Metrics:
         cfg = self.cfg
         weight = advantage(returns, good, normalize=cfg.denominator == "sigma")
@@ -353,9 +252,9 @@ class Sdpg(Algorithm):
         sources = {name: view.flatten(0, 1) for name, view in rollout.sources.items()}
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
-            lr = cosine_lr(self.iteration, total, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
-        places = self._places(~rollout.failed[..., 0])  # what a nominal saw before it failed may not be finite
-        samples, temperature = len(places), self.log_temperature.exp().item() if cfg.entropy else 0.0
+            lr = cosine_lr(self.iteration, cfg.schedule_iterations, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
+        every = places(~rollout.failed[..., 0], self.group)  # what a nominal saw before it failed may not be finite
+        samples, temperature = len(every), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses: list[Tensor] = []
         norms, skipped = [], 0
 
@@ -373,11 +272,11 @@ class Sdpg(Algorithm):
                 yield loss
 
         for _ in range(cfg.regression_steps):
-            drawn = places
+            drawn = every
             if cfg.regression_fraction < 1.0:
                 part = torch.randperm(samples, generator=generator, device="cpu")
-                drawn = places[part[: max(1, int(samples * cfg.regression_fraction))]]
-            ((mine, count),) = self._batches(drawn, len(drawn))
+                drawn = every[part[: max(1, int(samples * cfg.regression_fraction))]]
+            ((mine, count),) = batches(drawn, len(drawn), self.device)
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
@@ -405,19 +304,19 @@ class Sdpg(Algorithm):
         return {"Policy/temperature": self.log_temperature.exp().item(), "Loss/temperature_skipped": skipped}
 
     def _update_critic(
-        self, rollout: Rollout, target: Tensor, good: Tensor | None, total: int, generator: torch.Generator
+        self, rollout: Rollout, target: Tensor, good: Tensor | None, generator: torch.Generator
     ) -> Metrics:
         cfg = self.cfg
         state = self.normalizers["state"](rollout.state).flatten(0, 2)  # (T N K, D) normalised once
         target = target.flatten()
-        places = self._places(~rollout.failed if good is None else good)
+        every = places(~rollout.failed if good is None else good, self.group)
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
-            lr = linear_lr(self.iteration, total, lr, 0.1 * lr, cfg.schedule_from)
+            lr = linear_lr(self.iteration, cfg.schedule_iterations, lr, 0.1 * lr, cfg.schedule_from)
         losses, skipped = [], 0
         for _ in range(cfg.critic_passes):
-            order = torch.randperm(len(places), generator=generator, device="cpu")
-            for ids, count in self._batches(places[order], cfg.critic_batch):
+            order = torch.randperm(len(every), generator=generator, device="cpu")
+            for ids, count in batches(every[order], cfg.critic_batch, self.device):
                 loss = F.mse_loss(self.critic(state[ids]), target[ids], reduction="sum") / count
                 norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm, self.group)
                 skipped += not math.isfinite(norm)
@@ -432,4 +331,13 @@ class Sdpg(Algorithm):
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
             "Train/mean_value": mean.item(),
+        }
+
+    def phases(self) -> dict[str, tuple[object, str]]:
+        return {
+            "noise": (sys.modules[__name__], "exploration_noise"),
+            "acting": (self.actor, "forward"),
+            "actor update": (self, "_update_actor _update_temperature"),
+            "critic update": (self, "_returns _update_critic"),
+            "normaliser": (self, "_update_normalizers"),
         }

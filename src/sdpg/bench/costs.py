@@ -11,16 +11,16 @@ relative error among prices that are not negative.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from sdpg.build import cameras_of
+from sdpg.algos.api import Shapes, Work
+from sdpg.build import cameras_of, image_shape
 from sdpg.config import TrainCfg
-from sdpg.nn.encoders import picture_cost
+from sdpg.errors import SdpgError
 from sdpg.tasks.base import Task
 from sdpg.types import Camera
 
@@ -60,18 +60,10 @@ class Setup:
         return f"{shape}; {self.ranks} x {self.threads}"
 
 
-@dataclass(frozen=True)
-class Work:
-    """Of one phase of one iteration on one rank."""
-
-    calls: float
-    units: float
-    messages: float = 0.0
-
-    def amounts(self, setup: Setup) -> list[float]:
-        """In the order of PRICES."""
-        share, busy = self.units / setup.threads, setup.ranks * setup.threads
-        return [self.calls, self.units, share, share * (busy - 1), self.messages]
+def amounts_of(work: Work, setup: Setup) -> list[float]:
+    """In the order of PRICES."""
+    share, busy = work.units / setup.threads, setup.ranks * setup.threads
+    return [work.calls, work.units, share, share * (busy - 1), work.messages]
 
 
 def resized(cameras: Mapping[str, Camera], size: int | None) -> dict[str, Camera]:
@@ -85,7 +77,7 @@ def resized(cameras: Mapping[str, Camera], size: int | None) -> dict[str, Camera
 
 
 def configured(cfg: TrainCfg, setup: Setup) -> TrainCfg:
-    algo = replace(cfg.algo, horizon=setup.horizon)
+    algo = replace(cfg.algo, horizon=setup.horizon)  # type: ignore[call-arg]  # of those that have a cost model
     return replace(
         cfg, num_nominal=setup.num_nominal, num_auxiliary=setup.num_auxiliary, threads=setup.threads, algo=algo
     )
@@ -93,55 +85,24 @@ def configured(cfg: TrainCfg, setup: Setup) -> TrainCfg:
 
 def work(cfg: TrainCfg, task: Task, setup: Setup) -> dict[str, Work]:
     """The amounts of each phase that `setup` has."""
-    algo, t, ranks = cfg.algo, setup.horizon, setup.ranks
+    t, ranks = setup.horizon, setup.ranks
     cameras = resized(cameras_of(task, cfg.obs), setup.size)
-    actor, critic = multiply_adds(cfg, task, cameras)
     rows = setup.num_nominal // ranks
-    worlds = rows * (1 + setup.num_auxiliary)
-    several = 1.0 if ranks > 1 else 0.0
-    # Of every drawn batch a rank has its share, in passes of at most `actor_chunk`.
-    drawn = max(1, int(t * setup.num_nominal * algo.regression_fraction)) / ranks
-    steps = algo.critic_passes * math.ceil(t * worlds * ranks / algo.critic_batch)
-    pixels = sum(c.width * c.height for c in cameras.values())
-    phases = {
+    # Other vectors than the state are taken to be as long.
+    vectors = (task.state_size,) * sum(name not in cameras for name in task.inputs[cfg.obs])
+    images = tuple(map(image_shape, cameras.values()))
+    shapes = Shapes(rows, 1 + setup.num_auxiliary, task.state_size, task.action_size, images, vectors)
+    learning = cfg.algo.work(shapes, ranks)
+    if not learning:
+        raise SdpgError(f"there is no model of what {cfg.algorithm} costs; give another --algorithm")
+    worlds, pixels = rows * shapes.branches, sum(c.width * c.height for c in cameras.values())
+    return {
         "physics": Work(t, t * worlds * task.substeps),
-        "rendering": Work(t, t * rows * pixels),
-        "acting": Work(t, t * rows * actor),
-        "actor update": Work(
-            algo.regression_steps * math.ceil(drawn / algo.actor_chunk),
-            algo.regression_steps * drawn * actor,
-            algo.regression_steps * several,
-        ),
-        "critic update": Work(steps, algo.critic_passes * t * worlds * critic, steps * several),
+        **({"rendering": Work(t, t * rows * pixels)} if cameras else {}),
+        **learning,
         "the rest": Work(t, t * worlds),
-        "logging": Work(1, 0, several),
+        "logging": Work(1, 0, 1.0 if ranks > 1 else 0.0),
     }
-    return {name: amount for name, amount in phases.items() if name != "rendering" or cameras}
-
-
-def multiply_adds(cfg: TrainCfg, task: Task, cameras: Mapping[str, Camera]) -> tuple[int, int]:
-    """Of one sample forwards through the actor and through the critic; backwards takes twice as many again."""
-    algo, total, features = cfg.algo, 0, 0
-    for name in task.inputs[cfg.obs]:
-        if name in cameras:
-            total += _picture(cameras[name], cfg)
-            features += algo.encoder_features
-        else:  # other vectors than the state are taken to be as long
-            total += _mlp((task.state_size, *algo.vector_widths))
-            features += (task.state_size, *algo.vector_widths)[-1]
-    return (
-        total + _mlp((features, *algo.actor_widths, task.action_size)),
-        _mlp((task.state_size, *algo.critic_widths, 1)),
-    )
-
-
-def _mlp(widths: Sequence[int]) -> int:
-    return sum(a * b for a, b in itertools.pairwise(widths))
-
-
-def _picture(camera: Camera, cfg: TrainCfg) -> int:
-    shape = (camera.stack * (1 if camera.depth else 3), camera.height, camera.width)
-    return picture_cost(shape, camera.depth, cfg.algo.encoder, cfg.algo.encoder_features).multiply_adds
 
 
 # --- the prices -------------------------------------------------------------------------------------------------------
@@ -153,7 +114,7 @@ def fit(
     """Phase -> its prices, from the measured seconds of each phase of each setup."""
     prices = {}
     for phase in amounts[0]:
-        rows = np.array([a[phase].amounts(s) for a, s in zip(amounts, setups, strict=True)])  # (setups, prices)
+        rows = np.array([amounts_of(a[phase], s) for a, s in zip(amounts, setups, strict=True)])  # (setups, prices)
         measured = np.array([max(row[phase], 1e-9) for row in seconds])
         values = nonnegative_least_squares(rows / measured[:, None], np.ones(len(measured)))
         prices[phase] = dict(zip(PRICES, values.tolist(), strict=True))
@@ -179,7 +140,7 @@ def nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def predict(setup: Setup, amounts: Mapping[str, Work], prices: Mapping[str, Prices]) -> Seconds:
     return {
-        phase: sum(amount * prices[phase][name] for amount, name in zip(w.amounts(setup), PRICES, strict=True))
+        phase: sum(amount * prices[phase][name] for amount, name in zip(amounts_of(w, setup), PRICES, strict=True))
         for phase, w in amounts.items()
     }
 

@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from sdpg.bench.costs import Setup, configured, resized
+from sdpg.algos.api import AlgoCfg, Algorithm, Context
+from sdpg.bench.costs import PHASES, Setup, configured, resized
+from sdpg.bench.iteration import Stopwatch, watch_phases
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
 
@@ -139,10 +141,7 @@ class _Turns:
 def main(argument: str) -> None:
     """One process of a crew."""
     from sdpg import distributed
-    from sdpg.algos.sdpg import Sdpg
-    from sdpg.bench.iteration import Stopwatch
     from sdpg.log import RunLog
-    from sdpg.nn.modules import Actor
     from sdpg.render.stack import Eyes
     from sdpg.sim.cpu import CpuSim
     from sdpg.tasks.base import make_task
@@ -161,16 +160,26 @@ def main(argument: str) -> None:
     watch.watch(CpuSim, "step", "physics")
     if job.obs != "state":
         watch.watch(Eyes, "look", "rendering")
-    watch.watch(Actor, "forward", "acting")
-    watch.watch(Sdpg, "_update_actor _update_temperature", "actor update")
-    watch.watch(Sdpg, "_returns _update_critic", "critic update")
     watch.watch(RunLog, "write", "logging")
+    _watch_what_is_built(type(cfg.algo), watch)
     turns = _Turns(watch.seconds)
     try:
         with distributed.join() as group:
             train(cfg, job.run, report=turns.report, stop=lambda: turns.over, group=group)
     finally:
         watch.release()
+
+
+def _watch_what_is_built(kind: type[AlgoCfg], watch: Stopwatch) -> None:
+    """The phases of the algorithm that `train` will build: those that the cost model has."""
+    build = kind.build
+
+    def build_and_watch(self: AlgoCfg, context: Context) -> Algorithm:
+        algo = build(self, context)
+        watch_phases(watch, algo, PHASES)
+        return algo
+
+    kind.build = build_and_watch  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

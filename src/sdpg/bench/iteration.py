@@ -7,7 +7,7 @@ threads) / (seconds of the whole iteration, updates included). The rollout follo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -18,12 +18,12 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-import sdpg.algos.sdpg as algorithm
-from sdpg.algos.sdpg import Sdpg
+from sdpg.algos.api import Algorithm
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
 from sdpg.build import collecting, default_threads, make_env, use_threads
 from sdpg.env import BranchedEnv
+from sdpg.policy import build_algorithm
 from sdpg.presets import resolve
 from sdpg.quarantine import Quarantine
 from sdpg.sim.cpu import CpuSim
@@ -35,7 +35,8 @@ class Options:
 
     task: str = "hopper"
     """A name that `sdpg tasks` lists, or module:Class."""
-    obs: Literal["state", "pixels"] = "state"
+    algorithm: str = "sdpg"
+    obs: str = "state"
     preset: Literal["cpu", "paper"] = "cpu"
     num_nominal: int = 64
     num_auxiliary: int = 63
@@ -91,22 +92,23 @@ class Stopwatch:
             self._undo.pop()()
 
 
-def watch_iteration(algo: Sdpg, env: BranchedEnv) -> Stopwatch:
+def watch_phases(stopwatch: Stopwatch, algo: Algorithm, wanted: Collection[str] | None = None) -> None:
+    """Time the phases that an algorithm names, or those of them that are `wanted`."""
+    for phase, (owner, methods) in algo.phases().items():
+        if wanted is None or phase in wanted:
+            stopwatch.watch(owner, methods, phase)
+
+
+def watch_iteration(algo: Algorithm, env: BranchedEnv) -> Stopwatch:
     """The phases of collect and update; what is in none of them is "other"."""
     watch = Stopwatch()
-    watch.watch(algorithm, "exploration_noise", "noise")
-    watch.watch(algo.actor, "forward", "policy")
+    watch_phases(watch, algo)
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
     watch.watch(env, "column watch", "quarantine")
     if env.eyes is not None:
         watch.watch(env.eyes, "look", "rendering")
-    watch.watch(algo, "_target_value", "value")
-    watch.watch(algo, "_update_actor _update_temperature", "actor update")
-    watch.watch(algo, "_update_critic", "critic update")
-    for normalizer in algo.normalizers.values():
-        watch.watch(normalizer, "update", "normaliser")
     return watch
 
 
@@ -123,26 +125,26 @@ def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
     return seen, lambda: delattr(env.sim, "step")
 
 
-def _iterate(algo: Sdpg, env: BranchedEnv, iterations: int) -> None:
+def _iterate(algo: Algorithm, env: BranchedEnv) -> None:
     """As in training."""
     with collecting(env):
-        rollout = algo.collect(env)
-    algo.update(rollout, iterations)
+        batch = algo.collect(env)
+    algo.update(batch)
 
 
 def run(options: Options) -> dict[str, Any]:
     threads = options.threads or default_threads()
     use_threads(threads)
     cfg = replace(
-        resolve(options.task, options.preset, options.obs),
+        resolve(options.task, options.preset, options.obs, options.algorithm),
         num_nominal=options.num_nominal, num_auxiliary=options.num_auxiliary, seed=options.seed,
     )  # fmt: skip
     env = make_env(options.task, cfg.num_nominal, cfg.num_auxiliary, cfg.seed, threads, cfg.obs)
-    algo = Sdpg(cfg.algo, env, env.task.inputs[cfg.obs], cfg.seed)
+    algo = build_algorithm(cfg, env)
     assert isinstance(env.sim, CpuSim)
     native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
     Quarantine(
-        env, Path(), {}, cfg.algo.horizon, 0, warn=lambda message: None
+        env, Path(), {}, cfg.algo.history, 0, warn=lambda message: None
     )  # remembers as in training, writes nothing
     controls, stop = _controls(env)
     watch = watch_iteration(algo, env)
@@ -153,7 +155,7 @@ def run(options: Options) -> dict[str, Any]:
             native.state[:] = env.sim._batch.state
             controls.clear()
             watch.reset()
-            total = timed(lambda: _iterate(algo, env, cfg.iterations))
+            total = timed(lambda: _iterate(algo, env))
             control = np.repeat(torch.stack(controls, 1).double().numpy(), env.task.substeps, axis=1)  # (E, T s, nu)
             raw = timed(lambda c=control: native.rollout(c.shape[1], c, record=()))  # type: ignore[misc]
             if i >= options.warmup:
@@ -163,16 +165,17 @@ def run(options: Options) -> dict[str, Any]:
         watch.release()
         stop()
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
-    world_steps = cfg.algo.horizon * env.sim.num_worlds
+    steps = len(controls)
     return {
         "kind": "iteration",
         "task": options.task,
+        "algorithm": options.algorithm,
         "preset": options.preset,
         "obs": options.obs,
         "renderer": env.eyes.renderer.kind if env.eyes else None,
         "num_nominal": cfg.num_nominal,
         "num_auxiliary": cfg.num_auxiliary,
-        "horizon": cfg.algo.horizon,
+        "horizon": steps,
         "substeps": env.task.substeps,
         "machine": machine.describe(threads),
         "seconds": {name: value for name, value in middle.items() if name not in ("total", "raw")},
@@ -180,5 +183,5 @@ def run(options: Options) -> dict[str, Any]:
         "rendering_share": middle["rendering"] / middle["total"] if env.eyes else 0.0,
         "raw_seconds": middle["raw"],
         "ratio_to_raw": median(row["raw"] / row["total"] for row in rows),
-        "world_steps_per_second": world_steps / middle["total"],
+        "world_steps_per_second": steps * env.sim.num_worlds / middle["total"],
     }

@@ -117,9 +117,9 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
     """The child: whole iterations, or with none of them one segment of random actions whose pictures are kept."""
     import torch
 
-    from sdpg.algos.sdpg import Sdpg
     from sdpg.build import default_threads, make_env, use_threads
     from sdpg.plan import make_plan, peak_bytes
+    from sdpg.policy import build_algorithm
 
     baseline = peak_bytes()
     threads = threads or default_threads()
@@ -128,12 +128,12 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
     planned = make_plan(cfg).total
     env = make_env(task, n, m, 0, threads, obs)
     if iterations:
-        algo = Sdpg(cfg.algo, env, env.task.inputs[obs])
+        algo = build_algorithm(cfg, env)
         for _ in range(iterations):
-            algo.update(algo.collect(env), cfg.iterations)
+            algo.update(algo.collect(env))
     else:
         seen = []
-        for _ in range(cfg.algo.horizon):
+        for _ in range(cfg.algo.history):
             seen.append({name: view.clone() for name, view in env.observe().sources.items()})
             env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
     facts = {"peak_mb": peak_bytes(), "import_mb": baseline, "planned_mb": planned}

@@ -252,14 +252,14 @@ def _predictions(options: Options, prices: Mapping[str, Prices]) -> dict[str, An
     cfg, task, gpu = resolve(options.task, "paper", options.obs), make_task(options.task), costs.Gpu()
 
     def on(ranks: int, num_nominal: int) -> dict[str, Any]:
-        setup = Setup(num_nominal, cfg.num_auxiliary, cfg.algo.horizon, 1, ranks)
+        setup = Setup(num_nominal, cfg.num_auxiliary, cfg.algo.history, 1, ranks)
         phases = costs.on_gpu(setup, costs.work(cfg, task, setup), prices, gpu)
         seconds = sum(phases.values())
         return {
             "gpus": ranks,
             "num_nominal": num_nominal,
             "num_auxiliary": cfg.num_auxiliary,
-            "horizon": cfg.algo.horizon,
+            "horizon": cfg.algo.history,
             "seconds": seconds,
             "phases": phases,
             "hours": {"iterations": cfg.iterations, "value": seconds * cfg.iterations / 3600},

@@ -61,7 +61,7 @@ def play(argv: Argv) -> int:
     from sdpg.display import progress
 
     if options.policy is None:
-        policy, env = video.load_policy(Path(subject), options.checkpoint, options.seed, options.task)
+        policy, env = video.open_run(Path(subject), options.checkpoint, options.seed, options.task)
     else:
         policy, env = video.simple_policy(options.policy, subject, options.seed)
     result: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Physics, Start, Terms
+from sdpg.types import Ended, Memory, Physics, Start, Terms
 
 
 def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -115,6 +115,7 @@ class ToyTask(Task):
         start_std: float = 1.0,
         episode_steps: int = 1000,
     ):
+        super().__init__()
         self.a = torch.tensor([[1.0, 0.1], [0.0, 0.95]]) if a is None else a
         self.b = torch.tensor([[0.0], [0.1]]) if b is None else b
         self.state_size, self.action_size = self.b.shape  # type: ignore[misc]  # one class, systems of any size
@@ -128,7 +129,7 @@ class ToyTask(Task):
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec()  # nothing to see: `sim` gives its own physics
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         return Start(qpos=self.start_std * rng.normal(self.state_size), qvel=torch.zeros(n, 0))
 
     def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:

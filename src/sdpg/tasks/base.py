@@ -7,6 +7,7 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mujoco
@@ -17,7 +18,16 @@ from sdpg.names import Names
 from sdpg.rng import RowRng
 from sdpg.tasks.registry import BUILT_IN as BUILT_IN
 from sdpg.tasks.registry import registry
-from sdpg.types import Camera, Memory, Physics, Start, Terms
+from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
+
+
+@dataclass(frozen=True)
+class TaskCfg:
+    """Options of a task, given as --task.NAME and saved with the run."""
+
+    def rules(self) -> dict[str, bool]:
+        """What must hold of them: a sentence that names the option -> whether it does."""
+        return {}
 
 
 class Task(ABC):
@@ -29,11 +39,10 @@ class Task(ABC):
     tests all this.
     """
 
+    Cfg: ClassVar[type[TaskCfg]] = TaskCfg  # a frozen dataclass of one's own, if the task has options
     action_size: ClassVar[int]  # A: actions are in [-1, 1]
     state_size: ClassVar[int]  # D: the privileged state, observe()["state"]
-    timestep: ClassVar[float | None] = (
-        None  # seconds of one physics substep; None: as the scene says, else in its place
-    )
+    timestep: ClassVar[float | None] = None  # seconds of one physics substep; None: as the scene says
     substeps: ClassVar[int] = 2  # per control step
     episode_steps: ClassVar[int] = 1000  # control steps until truncation
     reads: ClassVar[tuple[str, ...]] = ()  # derived MjData fields used, e.g. ("xpos", "sensordata"); sim/reads.py
@@ -42,6 +51,9 @@ class Task(ABC):
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("track")}  # source -> what it shows
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("pixels",)}
     """What the policy of each observation kind sees: sources of observe() and cameras, several are fused."""
+
+    def __init__(self, cfg: TaskCfg | None = None):
+        self.cfg = self.Cfg() if cfg is None else cfg
 
     @functools.cached_property
     def names(self) -> Names:
@@ -58,8 +70,8 @@ class Task(ABC):
         """The world: bodies, actuators, sensors, cameras, lights. A `timestep` of the class replaces the scene's."""
 
     @abstractmethod
-    def start(self, rng: RowRng, n: int) -> Start:
-        """Fresh episodes for n rows."""
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
+        """Fresh episodes for n rows. `ended`: how their last ones went, for a curriculum; None for the first."""
 
     @abstractmethod
     def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
@@ -81,6 +93,11 @@ class Task(ABC):
     @abstractmethod
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         """ "state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""
+
+    def measure(self, x: Physics, memory: Memory) -> Terms:
+        """How an episode went beside its return, told by its last state and memory: success, distance, level ...;
+        name -> (N, K). Logged as Episode/<name>, averaged over episodes."""
+        return {}
 
 
 def make_task(name: str) -> Task:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.terms import Robot, effort
-from sdpg.types import Camera, Memory, Physics, Start, Terms
+from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
 
 RAIL = 1.2  # metres to either side
 MAX_TILT = 1.0  # radians
@@ -32,7 +32,7 @@ class Cartpole(Robot):
     camera = "side"
     cameras = {"pixels": Camera("side")}
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         shift = rng.uniform(-START_SHIFT, START_SHIFT, 1)
         tilt = rng.uniform(-START_TILT, START_TILT, 1)
         qpos = torch.cat((shift, tilt), dim=-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task
-from sdpg.types import Memory, Physics, Start
+from sdpg.types import Ended, Memory, Physics, Start
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -79,7 +79,7 @@ class Robot(Task):
 class PlanarRobot(Robot):
     """Coordinates: x, height above the spawn pose, pitch, joints. It starts near the spawn pose, at rest."""
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         qpos = rng.uniform(-START_NOISE, START_NOISE, 3 + self.action_size)
         return Start(qpos, torch.zeros_like(qpos))
 
@@ -94,7 +94,7 @@ class FloatingRobot(Robot):
     start_height: ClassVar[float]
     start_joints: ClassVar[tuple[float, ...]]  # A
 
-    def start(self, rng: RowRng, n: int) -> Start:
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         pose = torch.tensor((0.0, 0.0, self.start_height, *self.start_joints), device=rng.rows.device)
         pose = pose + rng.uniform(-START_NOISE, START_NOISE, len(pose))  # (n, 3 + A)
         qpos = torch.cat((pose[:, :3], random_tilt(rng, START_TILT), pose[:, 3:]), dim=-1)

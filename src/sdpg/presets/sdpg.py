@@ -1,29 +1,12 @@
-"""(task, preset, observations) -> a run's configuration, as differences from the defaults.
+"""Presets of SDPG.
 
-`paper`: the paper's table of hyper-parameters. `cpu`: what learned most per minute on two cores (docs/algorithm.md
+`paper`: the paper's table of hyper-parameters. `cpu`: what learned most per minute on two cores (docs/experiments.md
 tells what was tried).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-from sdpg.config import TrainCfg
-
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What differs: options of the run, options of the algorithm."""
-
-    run: Values = field(default_factory=dict)
-    algo: Values = field(default_factory=dict)
-
-    def __or__(self, other: Delta) -> Delta:
-        return Delta(self.run | other.run, self.algo | other.algo)
-
+from sdpg.presets.delta import Delta, Values
 
 NOTHING = Delta()
 _ENTROPY: Values = {"entropy": True, "auto_temperature": True}
@@ -87,14 +70,12 @@ _RUNNERS = Delta(
 CPU_PIXELS = {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walker": _RUNNERS}
 
 
-def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
-    """The configuration of a run before the command line's own options."""
-    delta = PAPER.get(task, Delta({}, _ENTROPY))
+def delta(task: str, preset: str, obs: str) -> Delta:
+    result = PAPER.get(task, Delta({}, _ENTROPY))
     if obs != "state":
-        delta |= _PICTURES | PAPER_PIXELS.get(task, NOTHING)
+        result |= _PICTURES | PAPER_PIXELS.get(task, NOTHING)
     if preset == "cpu":
-        delta |= _CPU | CPU.get(task, NOTHING)
+        result |= _CPU | CPU.get(task, NOTHING)
         if obs != "state":
-            delta |= _CPU_PICTURES | CPU_PIXELS.get(task, NOTHING)
-    cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm)  # type: ignore[arg-type]
-    return replace(cfg, **delta.run, algo=replace(cfg.algo, **delta.algo))
+            result |= _CPU_PICTURES | CPU_PIXELS.get(task, NOTHING)
+    return result

@@ -1,0 +1,169 @@
+"""The contract of algorithms: what a trainer, an evaluation, a film and a planner know of one. No more than this.
+
+An algorithm is two classes. A frozen `AlgoCfg` holds its options and answers what must be known before anything is
+built; its `build` makes the `Algorithm`, which collects, updates and hands out its policy.
+
+Promises, each with a test that quotes it (tests/contract/test_algorithms.py):
+
+1. The same seed gives the same numbers: nothing is drawn from global random generators.
+2. `state_dict` has all that decides how the algorithm goes on. With `exact_resume`, k iterations, saved, loaded and k
+   more are 2 k iterations, bit for bit.
+3. `collect` leaves the environment ready for the next `collect`; `update` does not touch it.
+4. `policy` is a module of its own kind: sources to the deterministic action, whatever was learnt beside it. It needs
+   nothing of the environment.
+5. Metrics are returned, never logged; docs/metrics.md has each of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sdpg.distributed import ALONE, Group
+from sdpg.env import BranchedEnv
+from sdpg.types import Metrics
+
+Carry = dict[str, Tensor]
+"""What a recurrent policy remembers from one step to the next: name -> (N, ...). Empty for all others."""
+
+
+class Policy(nn.Module):
+    """Sources to the deterministic action: what is evaluated, filmed, exported and learnt from."""
+
+    def carry(self, num: int) -> Carry:
+        """The memory of `num` worlds at the start of an episode."""
+        return {}
+
+    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+        """name -> (N, ...), memory -> action (N, A) in [-1, 1], memory after it."""
+        raise NotImplementedError
+
+
+def begin_where(policy: Policy, carry: Carry, began: Tensor) -> Carry:
+    """`carry` with that of a new episode in the rows marked in `began` (N,) bool."""
+    new = policy.carry(len(began))
+    return {k: torch.where(began.view(-1, *(1,) * (old.dim() - 1)), new[k], old) for k, old in carry.items()}
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """Of one source, its frames stacked."""
+
+    channels: int
+    height: int
+    width: int
+    depth: bool  # float32 metres in place of uint8 colours
+
+    @property
+    def bytes(self) -> int:
+        return self.channels * self.height * self.width * (4 if self.depth else 1)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a run, as far as memory depends on them; of several ranks, those of one."""
+
+    num_nominal: int  # N
+    branches: int  # K
+    state: int  # D
+    action: int  # A
+    images: tuple[ImageShape, ...] = ()  # what the policy sees
+    vectors: tuple[int, ...] = ()  # and of these
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes by purpose: at any number of nominal worlds, and for each of them with its branches."""
+
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    per_nominal: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one phase of one iteration on one rank; the unit is a multiply-add unless a phase has another."""
+
+    calls: float
+    units: float
+    messages: float = 0.0  # between ranks
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an algorithm is built from."""
+
+    env: BranchedEnv
+    sources: tuple[str, ...] = ("state",)  # what the policy sees
+    seed: int = 0
+    group: Group = ALONE
+    load_policy: Callable[[str], Policy] | None = None  # the policy of a run folder, for algorithms that have a teacher
+
+
+@dataclass(frozen=True)
+class AlgoCfg(ABC):
+    """An algorithm's options, and what must be known of it before it is built."""
+
+    name: ClassVar[str]  # its word on the command line, in run folders and checkpoints
+    auxiliaries: ClassVar[tuple[int, int | None]] = (0, 0)  # the fewest and the most that it can use; None: any number
+    ranks: ClassVar[bool] = False  # may run under torchrun
+    exact_resume: ClassVar[bool] = True
+
+    schedule_iterations: int = field(default=0, kw_only=True)
+    """Length of the learning-rate schedules; 0: the iterations of the run, or as many as --minutes will give."""
+    schedule_from: int = field(default=0, kw_only=True)
+    """Iteration at which that length became known, if not at the start; recorded by runs with --minutes."""
+
+    @property
+    def history(self) -> int:
+        """Control steps back to the last branching, which a record of a failure must reach."""
+        return 0
+
+    def rules(self) -> dict[str, bool]:
+        """What must hold of the options: a sentence that names the option -> whether it does."""
+        return {}
+
+    @abstractmethod
+    def memory(self, shapes: Shapes) -> Need:
+        """What the algorithm will take beside the environment: an estimate, within 25 % of what is measured."""
+
+    def work(self, shapes: Shapes, ranks: int) -> dict[str, Work]:
+        """Phases of one iteration, for `sdpg bench scaling`; none: there is no model of what it costs."""
+        return {}
+
+    @abstractmethod
+    def build(self, context: Context) -> Algorithm: ...
+
+
+class Algorithm(ABC):
+    """collect -> update, once an iteration."""
+
+    iteration: int = 0  # finished so far
+    cfg: AlgoCfg  # its options; a trainer replaces them once, when a run of some minutes knows its schedules' length
+
+    @abstractmethod
+    def collect(self, env: BranchedEnv) -> Any:
+        """Experience for one update; nobody but the algorithm looks into it."""
+
+    @abstractmethod
+    def update(self, batch: Any) -> Metrics:
+        """Learn from it; counts the iteration."""
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """The policy as it is now; it follows later updates."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers, nested by name."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def phases(self) -> dict[str, tuple[object, str]]:
+        """For benches: phase -> an object, and the names of its methods, separated by spaces, that make it up."""
+        return {}

@@ -1,0 +1,13 @@
+"""Algorithms by name."""
+
+from __future__ import annotations
+
+from sdpg.algos.api import AlgoCfg
+from sdpg.plugins import Plugins
+
+ALGORITHMS = Plugins("algorithm", AlgoCfg, "sdpg.algorithms", {"sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg"})
+
+
+def algorithm(name: str) -> type[AlgoCfg]:
+    """The options of a registered algorithm, or of "my_package.my_module:MyCfg"."""
+    return ALGORITHMS.load(name)

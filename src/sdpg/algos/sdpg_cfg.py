@@ -1,0 +1,174 @@
+"""Options of the Stochastic Decoupled Policy Gradient; the algorithm itself is in sdpg.py."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sdpg.algos.api import AlgoCfg, Algorithm, Context, ImageShape, Need, Shapes, Work
+from sdpg.nn.encoders import Convolutions, Origin, PictureCost, picture_cost
+from sdpg.nn.modules import Exploration
+from sdpg.ranges import rules
+
+
+@dataclass(frozen=True)
+class SdpgCfg(AlgoCfg):
+    """The paper's symbols are in brackets."""
+
+    name = "sdpg"
+    auxiliaries = (1, None)
+    ranks = True
+
+    horizon: int = 32
+    """Steps of a segment [H]."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 0.95
+    """TD(lambda) coefficient of the critic's target and, with the eligibility trace, of the actor's return."""
+    causal: bool = True
+    """Return-to-go for the actor; off: one return per stretch between restarts, against the nominal's from there on."""
+    eligibility_trace: bool = True
+    """TD(lambda) in the actor's return; off: bootstrap at the end of the segment only."""
+    denominator: Literal["sigma", "delta", "none"] = "sigma"
+    """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
+    antithetic: bool = False
+    """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
+
+    exploration: Exploration = "shared"
+    """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
+    initial_std: float = 1.0
+    """Exploration std at the start; its value for good when fixed."""
+    mean_bound: float | None = 2.0
+    """The pre-tanh action is clipped to +- this."""
+    log_std_bounds: tuple[float, float] | None = (-5.0, 2.0)
+    """Range of the log-std."""
+
+    entropy: bool = False
+    """Entropy regularisation of the actor."""
+    auto_temperature: bool = False
+    """Tune the temperature towards target_std."""
+    temperature: float = 0.01
+    """Initial (or constant) temperature [alpha]."""
+    target_std: float = 0.15
+    """Exploration std that the temperature aims at."""
+    soft_critic: bool = False
+    """Entropy in the rewards that returns are made of."""
+    temperature_lr: float = 1e-3
+
+    encoder: Convolutions = "drqv2"
+    """Convolutions for pictures: the paper's, or cheaper ones."""
+    picture_origin: Origin = "grey"
+    """What is subtracted from a picture: grey, as in the paper, or the run's first picture. Beyond the paper."""
+    picture_motion: bool = False
+    """Show the convolutions the newest frame and the changes between frames, in place of a stack. Beyond the paper."""
+    encoder_features: int = 128
+    """Features that a picture is encoded into."""
+    vector_widths: tuple[int, ...] = ()
+    """Widths of an MLP encoder for vector sources; none: they are passed through."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the policy; auto: bfloat16 for pictures where the machine has it in hardware."""
+    actor_chunk: int = 2048
+    """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
+    actor_widths: tuple[int, ...] = (128, 64, 32)
+    critic_widths: tuple[int, ...] = (64, 64)
+    output_gain: float = math.sqrt(2)
+    """Gain of the orthogonal initialisation of the policy's mean."""
+    actor_lr: float = 2e-3
+    actor_schedule: Literal["cosine", "constant"] = "cosine"
+    """Cosine from actor_lr to actor_lr_min after a linear warm-up."""
+    actor_lr_min: float = 1e-5
+    warmup: int = 100
+    """Iterations of linear warm-up of the actor's learning rate."""
+    regression_steps: int = 1
+    """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
+    regression_fraction: float = 1.0
+    """Share of the batch that each of these steps draws at random."""
+    critic_lr: float = 2e-4
+    critic_schedule: Literal["linear", "constant"] = "linear"
+    """Linear: to a tenth over the run."""
+    critic_passes: int = 2
+    """Passes over the batch [K_c]."""
+    critic_batch: int = 4096
+    """Samples of a critic step [B]."""
+    target_decay: float = 0.01
+    """Share of the old target critic that is kept [rho]."""
+    max_grad_norm: float = 1.0
+    reward_scale: float = 1.0
+
+    @property
+    def history(self) -> int:
+        return self.horizon  # auxiliaries leave their nominals when a segment begins
+
+    def rules(self) -> dict[str, bool]:
+        low, high = self.log_std_bounds or (0.0, 0.0)
+        ranges = {
+            "at least 1": "horizon regression_steps critic_passes critic_batch actor_chunk encoder_features "
+            "actor_widths critic_widths vector_widths",
+            "at least 0": "warmup output_gain temperature_lr actor_lr_min",
+            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale",
+            "between 0 and 1": "lam",
+            "in (0, 1]": "gamma regression_fraction",
+            "in [0, 1)": "target_decay",
+        }
+        return rules(vars(self), ranges, "algo.") | {
+            f"algo.log-std-bounds must be low high, not {low} {high}": low <= high
+        }
+
+    def memory(self, shapes: Shapes) -> Need:
+        t, k, d, a = self.horizon, shapes.branches, shapes.state, shapes.action
+        activations, parameters = 0, 0
+        for image in shapes.images:
+            cost, numbers = self._image_cost(image), image.channels * image.height * image.width
+            activations += 4 * (numbers + 3 * cost.outputs)  # as floats; outputs, what ReLU keeps, gradients
+            parameters += cost.parameters
+        fixed = {
+            # weights, gradients, two moments; as many again in passing when a checkpoint is written
+            "networks": 4 * 8 * parameters,
+            "passes through the networks": activations * min(self.actor_chunk, t * shapes.num_nominal),
+        }
+        # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic; noise,
+        # flags.
+        step = 4 * (6 * d + 3 * a) + 64
+        return Need(
+            fixed, {"segment": k * t * step, "images of a segment": t * sum(image.bytes for image in shapes.images)}
+        )
+
+    def work(self, shapes: Shapes, ranks: int) -> dict[str, Work]:
+        t, n, several = self.horizon, shapes.num_nominal, 1.0 if ranks > 1 else 0.0
+        actor, critic = self._multiply_adds(shapes)
+        # Of every drawn batch a rank has its share, in passes of at most `actor_chunk`.
+        drawn = max(1, int(t * n * ranks * self.regression_fraction)) / ranks
+        samples = t * n * shapes.branches
+        steps = self.critic_passes * math.ceil(samples * ranks / self.critic_batch)
+        passes = self.regression_steps * math.ceil(drawn / self.actor_chunk)
+        return {
+            "acting": Work(t, t * n * actor),
+            "actor update": Work(passes, self.regression_steps * drawn * actor, self.regression_steps * several),
+            "critic update": Work(steps, self.critic_passes * samples * critic, steps * several),
+        }
+
+    def _multiply_adds(self, shapes: Shapes) -> tuple[int, int]:
+        """Of one sample forwards through the actor and through the critic; backwards takes twice as many again."""
+        encoded = [self._image_cost(image).multiply_adds for image in shapes.images]
+        encoded += [_mlp((size, *self.vector_widths)) for size in shapes.vectors]
+        features = len(shapes.images) * self.encoder_features
+        features += sum((size, *self.vector_widths)[-1] for size in shapes.vectors)
+        actor = sum(encoded) + _mlp((features, *self.actor_widths, shapes.action))
+        return actor, _mlp((shapes.state, *self.critic_widths, 1))
+
+    def _image_cost(self, image: ImageShape) -> PictureCost:
+        shape = (image.channels, image.height, image.width)
+        return picture_cost(shape, image.depth, self.encoder, self.encoder_features)
+
+    def build(self, context: Context) -> Algorithm:
+        from sdpg.algos.sdpg import Sdpg
+
+        return Sdpg(self, context)
+
+
+def _mlp(widths: Sequence[int]) -> int:
+    """Multiply-adds of its layers."""
+    return sum(a * b for a, b in itertools.pairwise(widths))

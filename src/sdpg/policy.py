@@ -1,0 +1,46 @@
+"""A checkpoint as a policy: for evaluation, films, the browser, export and teachers. Nothing else knows how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sdpg import checkpoint
+from sdpg.algos.api import Algorithm, Context, Policy
+from sdpg.checkpoint import Checkpoint
+from sdpg.config import TrainCfg
+from sdpg.distributed import ALONE, Group
+from sdpg.env import BranchedEnv, part_of_rows
+from sdpg.errors import SdpgError
+from sdpg.folder import cfg_from_dict
+
+
+def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE) -> Algorithm:
+    """What `cfg` trains with, as it is before the first iteration."""
+
+    def teacher(run: str) -> Policy:
+        return load_policy(checkpoint.load(checkpoint.find(Path(run))), env, cfg.task)
+
+    sources = env.task.inputs[cfg.obs]
+    return cfg.algo.build(Context(env, sources, cfg.seed, group, teacher))
+
+
+def load_policy(saved: Checkpoint, env: BranchedEnv, task: str | None = None) -> Policy:
+    """The policy of a checkpoint, for an environment of its task, which must be given if it is not registered."""
+    algo = build_algorithm(cfg_from_dict(saved.cfg, task), env)
+    restore(saved, algo, None)
+    return algo.policy()
+
+
+def restore(saved: Checkpoint, algo: Algorithm, env: BranchedEnv | None, group: Group = ALONE) -> None:
+    """Put a checkpoint's state into freshly built objects, of its rows those of this rank; without `env`, the algorithm
+    alone."""
+    try:
+        algo.load_state_dict(saved.state["algo"])
+        if env is not None:
+            env.load_state_dict(part_of_rows(saved.state["env"], group.rank, group.size))
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SdpgError(
+            f"the checkpoint of iteration {saved.iteration} does not fit this version's task and networks ({reason}); "
+            "use the versions that the run's config.json names"
+        ) from error

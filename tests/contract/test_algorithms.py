@@ -1,0 +1,138 @@
+"""The contract of algorithms (sdpg/algos/api.py), for all that are registered and for a third party's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import random_search
+from helpers.runs import SRC, TESTS
+from sdpg.run import checkpoint
+
+from sdpg import presets
+from sdpg.algos.registry import ALGORITHMS, algorithm
+from sdpg.config import TrainCfg
+from sdpg.errors import SdpgError
+from sdpg.evaluate import evaluate
+from sdpg.train import train
+
+NAME = "random_search"
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with an installed distribution that brings an algorithm by entry point."""
+    info = tmp_path / "site" / "search_for_sdpg-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: search-for-sdpg\nVersion: 1\n")
+    target = f"{random_search.__name__}:{random_search.RandomSearchCfg.__name__}"
+    (info / "entry_points.txt").write_text(f"[{ALGORITHMS.group}]\n{NAME} = {target}\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    yield info.parent
+
+
+def tiny(name: str, **changes: object) -> TrainCfg:
+    cfg = presets.resolve("cartpole", algorithm=name)
+    fewest = cfg.algo.auxiliaries[0]
+    cfg = replace(cfg, num_nominal=4, num_auxiliary=max(fewest, min(2, cfg.num_auxiliary)), threads=1, iterations=4)
+    return replace(cfg, checkpoint_every=2, **changes)  # type: ignore[arg-type]
+
+
+def tensors(run: Path, which: str | int = "last") -> dict[str, torch.Tensor]:
+    flat = checkpoint.flatten(checkpoint.load(checkpoint.find(run, which)).state["algo"])
+    return {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
+def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
+    name: str, tmp_path: Path, third_party: Path
+) -> None:
+    """1. The same seed gives the same numbers. 2. With `exact_resume`, k iterations, saved, loaded and k more are 2 k
+    iterations, bit for bit."""
+    cfg = tiny(name)
+    schedule = replace(cfg, algo=replace(cfg.algo, schedule_iterations=4))
+    train(schedule, tmp_path / "one")
+    train(schedule, tmp_path / "two")
+    train(replace(schedule, iterations=2), tmp_path / "parts")
+    train(schedule, tmp_path / "parts", resume=True)
+    one, two, parts = (tensors(tmp_path / run) for run in ("one", "two", "parts"))
+    assert one and all(torch.equal(one[key], two[key]) for key in one)
+    if cfg.algo.exact_resume:
+        assert one.keys() == parts.keys() and all(torch.equal(one[key], parts[key]) for key in one)
+    other = tmp_path / "other"
+    train(replace(schedule, seed=1), other)
+    assert any(not torch.equal(values, one[key]) for key, values in tensors(other).items())
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
+def test_what_a_trainer_asks_before_it_builds(name: str, third_party: Path) -> None:
+    kind = algorithm(name)
+    assert kind.name == name
+    fewest, most = kind.auxiliaries
+    assert fewest >= 0 and (most is None or most >= fewest)
+    assert all(presets.resolve("hopper", algorithm=name).algo.rules().values())
+
+
+def test_auxiliaries_that_an_algorithm_cannot_use_are_refused(third_party: Path) -> None:
+    with pytest.raises(SdpgError, match="random_search uses no auxiliaries: give --num-auxiliary 0"):
+        replace(tiny(NAME), num_auxiliary=3).validate()
+    with pytest.raises(SdpgError, match="sdpg needs --num-auxiliary 1 or more"):
+        replace(tiny("sdpg"), num_auxiliary=0).validate()
+    with pytest.raises(SdpgError, match=r"algo\.steps must be at least 1"):
+        cfg = tiny(NAME)
+        replace(cfg, algo=replace(cfg.algo, steps=0)).validate()  # type: ignore[call-arg]
+
+
+def sdpg(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(SRC), str(TESTS), str(site)))
+    command = [sys.executable, "-m", "sdpg", *words]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_a_third_partys_algorithm_trains_resumes_evaluates_and_films(tmp_path: Path, third_party: Path) -> None:
+    """From the command line, by its entry point: no file of the package knows it."""
+    run = tmp_path / "run"
+    small = ["--num-nominal", "4", "--iterations", "3", "--threads", "1"]
+    train_words = ["train", "cartpole", "--algorithm", NAME, *small, "--algo.std", "0.2", "--run", str(run), "--quiet"]
+    done = sdpg(third_party, *train_words)
+    assert done.returncode == 0, done.stderr
+    done = sdpg(third_party, "train", "--resume", str(run), "--iterations", "5", "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["iteration"] == 5 and json.loads(done.stdout)["algorithm"] == NAME
+    done = sdpg(third_party, "eval", str(run), "--episodes", "3", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["algorithm"] == NAME, done.stderr
+    film = tmp_path / "film.mp4"
+    done = sdpg(third_party, "play", str(run), "--video", str(film), "--episodes", "1", "--size", "64")
+    assert done.returncode == 0 and film.stat().st_size > 1000, done.stderr
+    help_ = sdpg(third_party, "train", "cartpole", "--algorithm", NAME, "--help").stdout
+    assert "--algo.std" in help_ and "--algo.critic-lr" not in help_
+    # Without the distribution, the run says what is missing; it does not guess.
+    done = sdpg(tmp_path, "eval", str(run))
+    assert done.returncode == 2 and "unknown algorithm 'random_search'" in done.stderr
+    unknown = sdpg(third_party, "train", "cartpole", "--algorithm", "ppoo")
+    assert unknown.returncode == 2 and "unknown algorithm 'ppoo'; known: " in unknown.stderr
+
+
+def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = replace(ALGORITHMS, built_in={"fancy": "needs_more:Cfg"})
+    with pytest.raises(
+        SdpgError, match=r"algorithm 'fancy' needs a_package_that_is_not_there: pip install 'sdpg\[fancy\]'"
+    ):
+        more.load("fancy")
+
+
+def test_random_search_learns(tmp_path: Path, third_party: Path) -> None:
+    cfg = replace(tiny(NAME), num_nominal=32, iterations=60)
+    train(replace(cfg, iterations=1), tmp_path / "begin")
+    train(cfg, tmp_path / "run")
+    begin, end = (evaluate(tmp_path / run, 16)["return"]["mean"] for run in ("begin", "run"))
+    assert end > begin + 20.0, (begin, end)
