@@ -3,7 +3,7 @@
 N nominal worlds follow the policy. When a segment begins, each is branched into M exact copies, which then receive the
 nominal's actions plus noise. A branch that returns more than its nominal had good noise, so the mean of difference of
 returns x noise says where the actions should have gone, and the policy is regressed onto actions + that direction.
-Nothing is differentiated but the networks, and the policy looks at nominals only: of pixels, N pictures would be drawn,
+Nothing is differentiated but the networks, and the policy looks at nominals only: of pixels, N images would be drawn,
 not N (M + 1). Numbers in brackets are equations of "Efficient On-policy Visual-RL via Stochastic Decoupled Policy
 Gradient" (You, Liu et al., 2026), lines of its Algorithm 1; left out are entropy, (18) to (21), and action bounds.
 

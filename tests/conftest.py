@@ -16,9 +16,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, be
 import pytest
 import torch
 
-from sdpg import checkpoint
 from sdpg.config import TrainCfg
 from sdpg.presets import resolve
+from sdpg.run import checkpoint
 
 SRC = Path(__file__).parents[1] / "src"
 

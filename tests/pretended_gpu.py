@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sdpg.env import BranchedEnv
 from sdpg.render.api import Image, Renderer
-from sdpg.render.stack import Eyes
+from sdpg.render.stack import FrameStacks
 from sdpg.sim.api import Simulator
 
 DEVICE = torch.device("cuda", 0)
@@ -206,6 +206,10 @@ class GpuRenderer:
 def moved(env: BranchedEnv) -> BranchedEnv:
     """A fresh environment like `env`, on the device."""
     sim: Simulator = GpuSim(env.sim)
-    eyes = Eyes(GpuRenderer(env.eyes.renderer), env.eyes.cameras) if env.eyes is not None else None
+    frame_stacks = (
+        FrameStacks(GpuRenderer(env.frame_stacks.renderer), env.frame_stacks.cameras)
+        if env.frame_stacks is not None
+        else None
+    )
     first_row = int(env.rows[0])
-    return BranchedEnv(env.task, sim, env.num_nominal, env.seed, first_row, eyes, env.max_value)
+    return BranchedEnv(env.task, sim, env.num_nominal, env.seed, first_row, frame_stacks, env.max_value)

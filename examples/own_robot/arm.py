@@ -9,9 +9,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from sdpg.rng import RowRng
-from sdpg.tasks.base import Task
-from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
+from sdpg.tasks import Camera, Ended, Memory, Physics, RowRng, Start, Task, Terms
 
 NEAR = 0.1  # metres: at this distance the reward has fallen to a half
 MAX_SPEED = 25.0  # rad/s: a real arm's drives would have tripped
@@ -30,7 +28,7 @@ class Arm(Task):
     reads = ("sensordata",)  # what x[...] has beside positions and velocities
     camera = "top"
     cameras = {"pixels": Camera("top")}
-    inputs = {"state": ("state",), "pixels": ("pixels", "goal")}  # no picture shows the goal: it is told
+    inputs = {"state": ("state",), "pixels": ("pixels", "goal")}  # no image shows the goal: it is told
 
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_file(str(Path(__file__).with_name("arm.xml")))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import mujoco
 import numpy as np
@@ -16,18 +11,15 @@ import torch
 
 from sdpg.algos.api import ImageShape
 from sdpg.declarations import check_inputs, check_numbers, check_params, check_sources
+from sdpg.engines import make_sim
 from sdpg.env import MAX_VALUE, BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.machine import default_threads
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
-from sdpg.render.stack import Eyes
-from sdpg.sim.api import Simulator
-from sdpg.sim.cpu import CpuSim
+from sdpg.render.stack import FrameStacks
 from sdpg.tasks.base import Task, make_task
 from sdpg.types import Camera
-from sdpg.warp_engine import engine
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def compile_scene(task: Task) -> mujoco.MjModel:
@@ -50,109 +42,6 @@ def model_bytes(model: mujoco.MjModel) -> bytes:
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return buffer.tobytes()
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What computes the physics, where it and the learning happen, and why."""
-
-    sim: Literal["cpu", "warp"]  # mujoco.batch on CPU cores, or mujoco_warp
-    device: Literal["cpu", "cuda"]
-    why: str
-
-
-def choose_engine(sim: str = "auto", device: str = "auto") -> Engine:
-    """What `--sim` and `--device` come to on this machine. Physics and learning share a device: copies between two of
-    them would take longer than either."""
-    if sim == "cpu":
-        if device == "cuda":
-            raise SdpgError("--sim cpu computes on CPU cores: give --device cpu with it, or --sim warp for the GPU")
-        return Engine("cpu", "cpu", "physics on CPU cores was asked for")
-    without: Literal["cpu", "warp"] = "warp" if sim == "warp" else "cpu"
-    if device == "cpu":
-        return Engine(without, "cpu", "the CPU was asked for")
-    trouble = _no_gpu()
-    if not trouble:
-        return Engine("warp", "cuda", f"a GPU is there ({torch.cuda.get_device_name()})")
-    if device == "cuda":
-        raise SdpgError(f"--device cuda: {trouble}; give --device cpu or auto")
-    return Engine(without, "cpu", trouble)
-
-
-def _no_gpu() -> str:
-    """Why no GPU can be used; "" if one can. Without one that torch sees, Warp is not even imported."""
-    if not torch.cuda.is_available():
-        return "there is no GPU that torch can use"
-    return "" if engine()[0].is_cuda_available() else "torch sees a GPU, but warp does not"
-
-
-def make_sim(
-    model: mujoco.MjModel,
-    num_worlds: int,
-    threads: int = 1,
-    reads: tuple[str, ...] = (),
-    sim: str = "cpu",
-    device: str = "cpu",
-    deterministic: bool = False,
-) -> Simulator:
-    if sim == "cpu":
-        return CpuSim(model, num_worlds, threads, reads)
-    if sim == "warp":
-        from sdpg.sim.warp import WarpSim
-
-        return WarpSim(model, num_worlds, reads, device, deterministic)
-    raise SdpgError(f"unknown engine '{sim}'; give cpu or warp")
-
-
-def default_threads(processes: int = 1) -> int:
-    """The cores this process may use, if it shares them with others like it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes)
-
-
-def use_threads(threads: int) -> None:
-    """Set the process up for heavy work: torch's threads, and an allocator that keeps what was freed. By default glibc
-    gives what a pass through a network took back to the system, which zeroes every page when it is asked for it again:
-    a fifth of an actor step on pictures. Blocks larger than any of a pass still come from the system: they would leave
-    holes."""
-    if threads > default_threads():
-        _refuse_threads_that_can_not_start(threads)
-    torch.set_num_threads(threads)
-    with suppress(OSError, AttributeError):  # macOS and Windows have no mallopt
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _refuse_threads_that_can_not_start(threads: int) -> None:
-    """Where processes are limited, OpenMP and the engine end in a segmentation fault. So this many are started once, by
-    way of trial: physics, torch, its gradients and pictures have a pool each."""
-    enough = threading.Event()
-    started: list[threading.Thread] = []
-    try:
-        for _ in range(4 * threads):
-            thread = threading.Thread(target=enough.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except (RuntimeError, MemoryError) as error:
-        most = max(1, len(started) // 4)
-        raise SdpgError(f"{threads} threads are more than this system lets start; give --threads {most}") from error
-    finally:
-        enough.set()
-        for thread in started:
-            thread.join()
-
-
-@contextmanager
-def collecting(env: BranchedEnv) -> Iterator[None]:
-    """Torch's threads while a segment is collected: the small operations of vector policies gain nothing from a second
-    one, and threads that wait would take the cores from physics. Convolutions need them all."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads if env.eyes is not None else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def make_env(
@@ -182,8 +71,10 @@ def make_env(
     cameras = cameras_of(task, obs)
     model, threads = compile_scene(task), threads or default_threads()
     simulator = make_sim(model, worlds, threads, task.reads, sim, device, deterministic)
-    eyes = make_eyes(model, cameras, num_nominal, threads, simulator.device, task.params) if cameras else None
-    env = BranchedEnv(task, simulator, num_nominal, seed, first_row, eyes, max_value)
+    frame_stacks = (
+        make_frame_stacks(model, cameras, num_nominal, threads, simulator.device, task.params) if cameras else None
+    )
+    env = BranchedEnv(task, simulator, num_nominal, seed, first_row, frame_stacks, max_value)
     check_sources(task, obs, task.observe(env.physics(), env.memory))
     return env
 
@@ -220,14 +111,14 @@ def views_of(cameras: Mapping[str, Camera]) -> list[View]:
     return list(views.values())
 
 
-def make_eyes(
+def make_frame_stacks(
     model: mujoco.MjModel,
     cameras: Mapping[str, Camera],
     num: int,
     threads: int,
     device: torch.device | str = "cpu",
     params: Sequence[str] = (),
-) -> Eyes:
+) -> FrameStacks:
     """A renderer for the cameras, chosen by the scene and the device, of rows that differ in `params`; and its frame
     stacks."""
-    return Eyes(make_renderer(model, num, views_of(cameras), threads, device=device, params=params), cameras)
+    return FrameStacks(make_renderer(model, num, views_of(cameras), threads, device=device, params=params), cameras)

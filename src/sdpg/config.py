@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from sdpg.algos.api import AlgoCfg
 from sdpg.env import MAX_VALUE
 from sdpg.errors import SdpgError
 from sdpg.ranges import refuse_out_of_range
+from sdpg.tasks.base import TaskCfg
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,18 @@ class TrainCfg:
     """Also log to this tracker; pip install 'sdpg[wandb]' or 'sdpg[trackio]'."""
     track_project: str = "sdpg"
     """Its project."""
+    task_cfg: Annotated[TaskCfg, tyro.conf.arg(name="task")] = field(default_factory=TaskCfg, kw_only=True)
     algo: AlgoCfg = field(kw_only=True)
 
     def validate(self) -> None:
         """Refuse what can't work, in one line that names the option."""
         refuse_out_of_range(vars(self))
         refuse_out_of_range(vars(self.algo), "algo.")
+        refuse_out_of_range(vars(self.task_cfg), "task.")
         fewest, most = self.algo.auxiliaries
         usable = self.num_auxiliary >= fewest and (most is None or self.num_auxiliary <= most)
-        for rule, holds in ({_auxiliaries(self.algorithm, fewest, most): usable} | self.algo.rules()).items():
+        rules = {_auxiliaries(self.algorithm, fewest, most): usable} | self.task_cfg.rules() | self.algo.rules()
+        for rule, holds in rules.items():
             if not holds:
                 raise SdpgError(rule)
 

@@ -45,7 +45,7 @@ class Group:
     size = 1
     local_size = 1  # ranks on this machine, which share its cores and its memory
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, in place, the same to the last bit on each of them."""
         return tensor
 
@@ -57,19 +57,19 @@ class Group:
         """Each number, summed over the ranks."""
         return dict(numbers)
 
-    def everyones(self, thing: T) -> list[T]:
+    def all_gather(self, thing: T) -> list[T]:
         """What every rank brings, in the order of the ranks."""
         return [thing]
 
-    def to_first(self, thing: T) -> list[T]:
+    def gather(self, thing: T) -> list[T]:
         """The same for rank 0; the others get an empty list."""
         return [thing]
 
-    def first(self, act: Callable[[], T]) -> T:
+    def on_rank_zero(self, act: Callable[[], T]) -> T:
         """What rank 0 makes of `act`, which no other rank calls; its SdpgError, too, is raised on every rank."""
         return act()
 
-    def together(self, act: Callable[[], T]) -> T:
+    def on_all_ranks(self, act: Callable[[], T]) -> T:
         """`act` on every rank, without a word between them. An SdpgError of one of them is raised on all: nobody waits
         for a rank that has left."""
         return act()
@@ -88,7 +88,7 @@ class _Ranks(Group):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_size = _local_size()
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         with self._asking():
             self._dist.all_reduce(tensor)
         return tensor
@@ -104,22 +104,22 @@ class _Ranks(Group):
     def sums(self, numbers: Mapping[str, float]) -> dict[str, float]:
         import torch
 
-        total = self.sum_(torch.tensor(list(numbers.values()), dtype=torch.float64, device="cpu"))
+        total = self.all_reduce_(torch.tensor(list(numbers.values()), dtype=torch.float64, device="cpu"))
         return dict(zip(numbers, total.tolist(), strict=True))
 
-    def everyones(self, thing: T) -> list[T]:
+    def all_gather(self, thing: T) -> list[T]:
         every: list[Any] = [None] * self.size
         with self._asking():
             self._dist.all_gather_object(every, _packed(thing))
         return [pickle.loads(parcel) for parcel in every]
 
-    def to_first(self, thing: T) -> list[T]:
+    def gather(self, thing: T) -> list[T]:
         every: list[Any] = [None] * self.size if self.rank == 0 else []
         with self._asking():
             self._dist.gather_object(_packed(thing), every if self.rank == 0 else None)
         return [pickle.loads(parcel) for parcel in every]
 
-    def first(self, act: Callable[[], T]) -> T:
+    def on_rank_zero(self, act: Callable[[], T]) -> T:
         told: list[Any] = [_packed(_attempt(act))] if self.rank == 0 else [None]
         with self._asking():
             self._dist.broadcast_object_list(told)
@@ -128,9 +128,9 @@ class _Ranks(Group):
             raise SdpgError(mistake)
         return result
 
-    def together(self, act: Callable[[], T]) -> T:
+    def on_all_ranks(self, act: Callable[[], T]) -> T:
         result, mistake = _attempt(act)
-        mistakes = self.everyones(mistake)
+        mistakes = self.all_gather(mistake)
         for rank, message in enumerate(mistakes):
             if message is not None:
                 raise SdpgError(f"rank {rank}: {message}" if rank else message)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from sdpg.build import Engine, choose_engine, compile_scene, default_threads, make_env
-from sdpg.folder import versions
-from sdpg.plan import GB, free_bytes
+from sdpg.build import compile_scene, make_env
+from sdpg.engines import Engine, choose_engine
+from sdpg.machine import GB, default_threads, free_bytes
 from sdpg.render.api import View
 from sdpg.render.choose import choose, make_renderer
+from sdpg.run.provenance import versions
 from sdpg.tasks.base import make_task
 
 ENOUGH_DISK, ENOUGH_MEMORY = 1.0, 2.0  # GB: less is worth a word

@@ -14,7 +14,7 @@ from torch import Tensor
 from sdpg.episodes import Episodes, of_all_ranks
 from sdpg.errors import SdpgError
 from sdpg.names import Names
-from sdpg.render.stack import Eyes
+from sdpg.render.stack import FrameStacks
 from sdpg.rng import RowRng
 from sdpg.sim.api import Simulator
 from sdpg.tasks.base import Task
@@ -41,10 +41,10 @@ class BranchedEnv:
         num_nominal: int,
         seed: int = 0,
         first_row: int = 0,
-        eyes: Eyes | None = None,
+        frame_stacks: FrameStacks | None = None,
         max_value: float = MAX_VALUE,
     ):
-        self.task, self.sim, self.eyes, self.seed = task, sim, eyes, seed
+        self.task, self.sim, self.frame_stacks, self.seed = task, sim, frame_stacks, seed
         self.max_value = max_value  # a world with a larger number in its state, observation or reward has failed
         self.watch: Watch | None = None
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
@@ -58,11 +58,11 @@ class BranchedEnv:
         self._views: dict[str, Tensor] | None = None  # what the task shows of now, until it is handed out
         self._known: dict[str, Tensor] = {}  # what `looks` has looked up since an episode began
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
-        self._apart = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
+        self._steps_since_branch = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
         self.episodes = Episodes()  # the nominal ones that have finished
         self._forget_counts()
-        # Since the eyes last looked: whether steps were made, whether episodes began, and in which rows (N,).
+        # Since the frame_stacks last looked: whether steps were made, whether episodes began, and in which rows (N,).
         self._moved = self._begun = False
         self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)
         self._begin(torch.arange(num_nominal, device=self.device), None)
@@ -77,9 +77,9 @@ class BranchedEnv:
         return self._clock
 
     @property
-    def apart(self) -> Tensor:
+    def steps_since_branch(self) -> Tensor:
         """(N, K) control steps since a branch was last its nominal; 0 for the nominals themselves."""
-        return self._apart
+        return self._steps_since_branch
 
     @property
     def memory(self) -> Memory:
@@ -96,14 +96,18 @@ class BranchedEnv:
         x = self.physics()
         views = self._views or self.task.observe(x, self._memory)
         self._views = None  # what is handed out is the caller's
-        state = self._own(views["state"])
-        sources = {name: state[:, 0] if name == "state" else self._own(view[:, 0]) for name, view in views.items()}
-        if self.eyes is not None:
+        state = self._copy_if_live(views["state"])
+        sources = {
+            name: state[:, 0] if name == "state" else self._copy_if_live(view[:, 0]) for name, view in views.items()
+        }
+        if self.frame_stacks is not None:
             if self._moved or self._begun:
-                self.eyes.look(x.qpos[:, 0], self._new, self._moved, self.looks(self.eyes.renderer.varied))
-                self._images += self.num_nominal * len(self.eyes.cameras)
+                self.frame_stacks.look(
+                    x.qpos[:, 0], self._new, self._moved, self.looks(self.frame_stacks.renderer.varied)
+                )
+                self._images += self.num_nominal * len(self.frame_stacks.cameras)
                 self._moved, self._begun, self._new = False, False, torch.zeros_like(self._new)
-            sources |= self.eyes.frames()
+            sources |= self.frame_stacks.frames()
         return Obs(state, sources)
 
     def looks(self, fields: Sequence[str]) -> dict[str, Tensor]:
@@ -131,10 +135,10 @@ class BranchedEnv:
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
         self._clock += 1
         self.episodes.tick()
-        self._apart[:, 1:] += 1
+        self._steps_since_branch[:, 1:] += 1
         self._moved = True
         x = self.physics()
-        terms = {name: self._own(term) for name, term in task.reward(x, memory, action).items()}
+        terms = {name: self._copy_if_live(term) for name, term in task.reward(x, memory, action).items()}
         # One addition after the other: a reduction rounds some columns differently, and branches would not be equal.
         reward = functools.reduce(torch.add, terms.values())
         terminated = task.terminated(x, memory)
@@ -170,7 +174,7 @@ class BranchedEnv:
             self.sim.copy(self._worlds[row, 0], self._worlds[row, branch])
             for values in self._memory.values():
                 values[row, branch] = values[row, 0]
-            self._apart.masked_fill_(copied, 0)
+            self._steps_since_branch.masked_fill_(copied, 0)
         if any_row:
             self._begin(rows, ended)
         return done | row_done[:, None]
@@ -233,12 +237,12 @@ class BranchedEnv:
                 raise ValueError(f"memory '{name}' is {tuple(values.shape)}, not {tuple(self._memory[name].shape)}")
         self._memory = memory
         self.sim.load_state_dict({name: branched(values) for name, values in self._of_sim(state).items()})
-        self._apart.zero_()
+        self._steps_since_branch.zero_()
         self._moved, self._views, self._known = True, None, {}
 
-    def complaint(self, row: int, branch: int) -> str:
+    def failure_reason(self, row: int, branch: int) -> str:
         """What the engine said of a world in the last step; "" if nothing."""
-        return self.sim.complaint(int(self._worlds[row, branch]))
+        return self.sim.failure_reason(int(self._worlds[row, branch]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that decides how the environment goes on from the next `branch`, and so the nominal worlds only;
@@ -248,8 +252,8 @@ class BranchedEnv:
             "start_rng": self._start_rng.counter.clone(),
             **self.episodes.state_dict(),
         }
-        if self.eyes is not None:
-            mine |= {f"eyes.{name}": values for name, values in self.eyes.frames().items()}
+        if self.frame_stacks is not None:
+            mine |= {f"eyes.{name}": values for name, values in self.frame_stacks.frames().items()}
             mine |= {"seen": torch.tensor(not self._moved), "new": self._new.clone()}
         return mine
 
@@ -259,8 +263,8 @@ class BranchedEnv:
         self._start_rng.counter.copy_(state["start_rng"])
         self.episodes.load_state_dict(state)
         self.load_column({name: self._of_nominals(name, values) for name, values in state.items()})
-        if self.eyes is not None:
-            self.eyes.load({name: state[f"eyes.{name}"] for name in self.eyes.frames()})
+        if self.frame_stacks is not None:
+            self.frame_stacks.load({name: state[f"eyes.{name}"] for name in self.frame_stacks.frames()})
             self._moved, self._new = not state["seen"], state["new"].to(self.device, copy=True)
             self._begun = bool(self._new.any())
 
@@ -281,7 +285,7 @@ class BranchedEnv:
             raise ValueError(f"the engine's state has '{strange[0]}', which is not the task's")
         return mine
 
-    def _own(self, view: Tensor) -> Tensor:
+    def _copy_if_live(self, view: Tensor) -> Tensor:
         """A copy if `view` is live physics or memory, which the next step or restart overwrites."""
         live = {_storage(values) for values in (*self.sim.fields.values(), *self._memory.values())}
         return view.clone() if _storage(view) in live else view
@@ -338,7 +342,7 @@ class BranchedEnv:
                 )
 
     def _branch(self, rows: Tensor) -> None:
-        self._apart[rows] = 0
+        self._steps_since_branch[rows] = 0
         if self.num_branches == 1:
             return
         dst = self._worlds[rows, 1:]  # (n, M)

@@ -65,7 +65,7 @@ class Episodes:
 
     def share(self, group: Group) -> None:
         """Tell the other ranks of what ended since the last call, and hear of theirs."""
-        every = group.everyones((list(self._unshared), self._unshared_count))
+        every = group.all_gather((list(self._unshared), self._unshared_count))
         ended = sorted((each for theirs, _ in every for each in theirs), key=lambda each: each[:2])
         self._shared.extend(episode for _, _, episode in ended)
         self._shared_count += sum(count for _, count in every)

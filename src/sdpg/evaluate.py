@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdpg import checkpoint
 from sdpg.algos.api import Policy, begin_where
-from sdpg.build import choose_engine, default_threads, make_env, use_threads
+from sdpg.build import make_env
+from sdpg.engines import choose_engine
 from sdpg.env import BranchedEnv
-from sdpg.folder import cfg_from_dict, engine_of
-from sdpg.plan import make_plan
-from sdpg.policy import load_policy
+from sdpg.machine import default_threads, use_threads
 from sdpg.ranges import refuse_out_of_range
+from sdpg.run import checkpoint
+from sdpg.run.memory import make_plan
+from sdpg.run.policy import load_policy
+from sdpg.run.resume import cfg_from_dict, engine_of
 from sdpg.tasks.base import make_task
 from sdpg.types import Watch
 
@@ -46,7 +48,7 @@ def evaluate(
     threads = threads or default_threads()
     use_threads(threads)
     env = make_env(
-        make_task(cfg.task),
+        make_task(cfg.task, cfg.task_cfg),
         episodes,
         seed=seed,
         threads=threads,

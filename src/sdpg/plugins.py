@@ -11,6 +11,11 @@ from typing import Any
 from sdpg.errors import SdpgError
 
 
+def targets(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
+    """Name -> "module:Class": ours, and third parties' from an entry-point group."""
+    return {point.name: point.value for point in entry_points(group=group)} | dict(built_in)
+
+
 @dataclass(frozen=True)
 class Plugins:
     what: str  # "task": how messages call one of them
@@ -20,7 +25,7 @@ class Plugins:
 
     def targets(self) -> dict[str, str]:
         """Name -> "module:Class"."""
-        return {point.name: point.value for point in entry_points(group=self.group)} | dict(self.built_in)
+        return targets(self.group, self.built_in)
 
     def load(self, name: str) -> type[Any]:
         """The class. Its module is imported, its name and kind are checked, and nothing is called."""

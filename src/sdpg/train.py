@@ -18,29 +18,24 @@ from typing import Any
 
 import torch
 
-from sdpg import checkpoint, track
 from sdpg.algos.api import Algorithm
-from sdpg.build import choose_engine, collecting, default_threads, make_env, use_threads
+from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
+from sdpg.engines import choose_engine
 from sdpg.env import BranchedEnv, join_rows
 from sdpg.errors import SdpgError
-from sdpg.folder import (
-    RunFolder,
-    cant_write,
-    cfg_from_dict,
-    engine_of,
-    refuse_another,
-    refuse_what_is_there,
-    saved_options,
-    versions,
-)
-from sdpg.log import RunLog
-from sdpg.pace import Pace
-from sdpg.plan import Plan, make_plan, resident_bytes
-from sdpg.policy import build_algorithm, restore
-from sdpg.quarantine import Quarantine
-from sdpg.runs import State
+from sdpg.machine import collecting, default_threads, resident_bytes, use_threads
+from sdpg.run import checkpoint, trackers
+from sdpg.run.failures import FailureRecorder
+from sdpg.run.folder import RunFolder, cant_write, require_empty
+from sdpg.run.listing import State
+from sdpg.run.log import RunLog
+from sdpg.run.memory import Plan, make_plan
+from sdpg.run.pace import Pace
+from sdpg.run.policy import build_algorithm, restore
+from sdpg.run.provenance import versions
+from sdpg.run.resume import cfg_from_dict, engine_of, require_same_options, saved_options
 from sdpg.tasks.base import make_task
 from sdpg.types import Counts, Metrics
 
@@ -81,37 +76,39 @@ def train(
     def warn(message: str) -> None:
         report("warning", {"message": message})
 
-    saved = group.first(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume, warn))
+    saved = group.on_rank_zero(lambda: _look(cfg, None if run_dir is None else Path(run_dir), resume, warn))
     before = cfg_from_dict(saved.cfg, cfg.task) if saved is not None else cfg
     cfg = _with_schedules(cfg, before.algo.schedule_iterations, before.algo.schedule_from)
     if saved is not None:
-        refuse_another(before, cfg)
+        require_same_options(before, cfg)
         cfg = dataclasses.replace(cfg, sim=engine_of(before))
     if cfg.minutes is None:  # for good: a run that is prolonged keeps its schedules. Those of minutes are fitted later
         cfg = _with_schedules(cfg, cfg.iterations, saved.iteration if saved is not None else 0)
-    engine = group.together(lambda: choose_engine(cfg.sim, cfg.device))
-    if len(set(group.everyones(engine.device))) > 1:
+    engine = group.on_all_ranks(lambda: choose_engine(cfg.sim, cfg.device))
+    if len(set(group.all_gather(engine.device))) > 1:
         raise SdpgError("some ranks can use a GPU and others can't; give --device cpu, or cuda to hear why")
     cfg = dataclasses.replace(cfg, sim=engine.sim)  # for good: a run keeps its engine
     if cfg.deterministic and engine.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
         torch.use_deterministic_algorithms(True)
-    plan = group.together(lambda: _plan(cfg, group))
+    plan = group.on_all_ranks(lambda: _plan(cfg, group))
     report("plan", plan.facts())
     threads = cfg.threads or default_threads(group.local_size)
     use_threads(threads)
-    env, algo = group.together(lambda: _build(cfg, engine.device, saved, threads, group))
-    algo.load_state_dict(group.first(algo.state_dict))  # machines of two kinds may not initialise to the same bit
+    env, algo = group.on_all_ranks(lambda: _build(cfg, engine.device, saved, threads, group))
+    algo.load_state_dict(
+        group.on_rank_zero(algo.state_dict)
+    )  # machines of two kinds may not initialise to the same bit
     earlier = saved.seconds if saved is not None else 0.0  # of other sessions
 
-    def take_up() -> _Run:
+    def open_run() -> _Run:
         folder: RunFolder | None = None
         if group.rank == 0:
             folder = RunFolder(run_dir, cfg, env, resume, warn)
         made = _made(saved, cfg, env)
         return _Run(cfg, folder, env, algo, report, lambda: earlier + now() - started, group, made)
 
-    run = group.together(take_up)
+    run = group.on_all_ranks(open_run)
     facts = {"task": cfg.task, "iteration": algo.iteration, "threads": threads, "ranks": group.size}
     facts |= {"sim": engine.sim, "device": str(env.device)}
     report("start", {"run": str(run.path), **facts})
@@ -120,7 +117,7 @@ def train(
 
 def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
     """What the run goes on from; or nothing, and nothing that it would overwrite."""
-    track.require(cfg.track)
+    trackers.require(cfg.track)
     if run is not None and resume:
         saved = checkpoint.newest_sound(run, warn)
         recorded = cfg_from_dict(saved_options(run), cfg.task).algo  # it may have become known after this checkpoint
@@ -129,7 +126,7 @@ def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], N
         )
         return dataclasses.replace(saved, cfg=dataclasses.asdict(known))
     if run is not None:
-        refuse_what_is_there(run)
+        require_empty(run)
     return None
 
 
@@ -153,7 +150,7 @@ def _build(
     """The rows of this rank, and what learns from all of them."""
     rows = cfg.num_nominal // group.size
     env = make_env(
-        make_task(cfg.task),
+        make_task(cfg.task, cfg.task_cfg),
         rows,
         cfg.num_auxiliary,
         cfg.seed,
@@ -197,12 +194,12 @@ class _Run:
         self.save_seconds = 0.0  # since the last row
         self.enlarged = 0  # how often the engine made more room for contacts, as far as was told
         about = {"task": cfg.task, "sim": cfg.sim, "versions": versions()}
-        self.quarantine = Quarantine(env, self.path, about, cfg.algo.history, algo.iteration, self.warn, group)
+        self.failures = FailureRecorder(env, self.path, about, cfg.algo.history, algo.iteration, self.warn, group)
         self.log: RunLog | None = None
         if folder is not None:
             try:
                 resume_at = algo.iteration if algo.iteration else None
-                self.log = RunLog(self.path, self.warn, resume_at, track.open_trackers(cfg, self.path, self.warn))
+                self.log = RunLog(self.path, self.warn, resume_at, trackers.open_trackers(cfg, self.path, self.warn))
             except OSError as error:
                 raise cant_write(self.path, error) from error
         self.status("running")
@@ -254,7 +251,7 @@ class _Run:
         pace, iteration = self.pace, self.algo.iteration
         if pace is None or self.cfg.algo.schedule_iterations:
             return
-        length = self.group.first(lambda: pace.iterations(iteration, self.clock()))
+        length = self.group.on_rank_zero(lambda: pace.iterations(iteration, self.clock()))
         if length is None:
             return
         algo = dataclasses.replace(self.cfg.algo, schedule_iterations=length, schedule_from=iteration)
@@ -269,7 +266,7 @@ class _Run:
     def _iterate(self) -> None:
         cfg, algo, env, group = self.cfg, self.algo, self.env, self.group
         start = time.perf_counter()
-        with collecting(env):
+        with collecting(images=env.frame_stacks is not None):
             batch = algo.collect(env)
         middle = time.perf_counter()
         self._tell_of_room()
@@ -278,7 +275,7 @@ class _Run:
         self.env_steps += counts.world_steps
         self.images += counts.images
         failed = (counts.failed_nominal + counts.failed_auxiliary) / max(1, counts.world_steps)
-        what = self.quarantine.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
+        what = self.failures.write(algo.iteration + 1, stops=failed > cfg.max_failed) if failed else []
         if failed > cfg.max_failed:  # before the update: the policy that is saved is still a sound one
             self._log({}, counts, failed, middle - start, 0.0)
             self._save()
@@ -320,7 +317,7 @@ class _Run:
             "Train/failed": failed,
             "Train/failed_nominal": counts.failed_nominal,
             "Train/failed_auxiliary": counts.failed_auxiliary,
-            "Train/dumps": len(self.quarantine.dumps),
+            "Train/dumps": len(self.failures.dumps),
             **{f"Episode/{name}": value for name, value in means.measures.items()},
             **{
                 f"Episode_Reward/{name}": total / counts.sound if counts.sound else math.nan
@@ -347,8 +344,8 @@ class _Run:
         if self.algo.iteration == self.saved_at:
             return None
         self._keep_in_step()
-        states = self.group.to_first(self.env.state_dict())
-        trouble = self.group.first(lambda: self._write(states, patience))
+        states = self.group.gather(self.env.state_dict())
+        trouble = self.group.on_rank_zero(lambda: self._write(states, patience))
         if trouble is None:
             self.saved_at = self.algo.iteration
         return trouble
@@ -361,7 +358,7 @@ class _Run:
         every = self.group.stack(bits)  # (ranks, tensors)
         if (every != every[0]).any():
             self.warn("the ranks' networks were no longer the same to the last bit; all have those of rank 0 now")
-            self.algo.load_state_dict(self.group.first(self.algo.state_dict))
+            self.algo.load_state_dict(self.group.on_rank_zero(self.algo.state_dict))
 
     def _write(self, states: Sequence[dict[str, torch.Tensor]], patience: float | None) -> str | None:
         trouble = self._try_to_write(states)
@@ -379,9 +376,9 @@ class _Run:
         state = {"algo": self.algo.state_dict(), "env": join_rows(states), "run": self._so_far()}
         root, keep, score = self.folder.checkpoints, self.cfg.keep_checkpoints, self.env.episodes.means().total
         try:
-            if not self.folder.whole:
+            if not self.folder.exists:
                 self.warn(f"the run folder {self.path} was gone; made it anew, with what is known now")
-                self.folder.mend()
+                self.folder.write_config()
             path = checkpoint.save(
                 root,
                 self.algo.iteration,
@@ -402,7 +399,7 @@ class _Run:
 
     def _failure(self, what: str, failed: float) -> str:
         """The sentence that a run ends with; `what` was wrong first."""
-        task, dumps = self.cfg.task, self.quarantine.dumps
+        task, dumps = self.cfg.task, self.failures.dumps
         fixes = {
             "reward term": "mend that term",
             "the reward": "scale its terms down",
@@ -442,7 +439,7 @@ def _made(saved: checkpoint.Checkpoint | None, cfg: TrainCfg, env: BranchedEnv) 
     if saved is None:
         return 0, 0
     rows = saved.iteration * cfg.algo.history * cfg.num_nominal
-    told, cameras = saved.state["run"], len(env.eyes.cameras) if env.eyes is not None else 0
+    told, cameras = saved.state["run"], len(env.frame_stacks.cameras) if env.frame_stacks is not None else 0
     return int(told.get("env_steps", rows * (1 + cfg.num_auxiliary))), int(told.get("images", rows * cameras))
 
 

@@ -123,7 +123,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Camera:
-    """Pictures of one of the scene's cameras as a source: the last `stack` frames, the newest last."""
+    """Images of one of the scene's cameras as a source: the last `stack` frames, the newest last."""
 
     name: str
     width: int = 84

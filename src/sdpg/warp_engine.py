@@ -1,4 +1,4 @@
-"""The modules `warp` and `mujoco_warp`, for physics and for pictures: imported late, because that takes seconds; and
+"""The modules `warp` and `mujoco_warp`, for physics and for images: imported late, because that takes seconds; and
 Warp beside torch on a device."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def in_order(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _without_words(words: str) -> Iterator[None]:
-    """A library's complaint of having no GPU says nothing to somebody who has none; all else is passed on."""
+    """A library's failure_reason of having no GPU says nothing to somebody who has none; all else is passed on."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         saved = os.dup(2)

@@ -14,11 +14,12 @@ import pytest
 import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
-from sdpg import checkpoint, cli, doctor, log, train
+from sdpg import cli, doctor, train
 from sdpg.cli import main
-from sdpg.display import Display, progress
+from sdpg.cli.display import Display, progress
+from sdpg.cli.parse import _one_line
 from sdpg.errors import SdpgError
-from sdpg.options import _one_line
+from sdpg.run import checkpoint, log
 
 TINY = "--num-nominal 2 --num-auxiliary 1 --iterations 2 --threads 1 --algo.horizon 4".split()
 Capture = pytest.CaptureFixture[str]

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from conftest import tiny
 
-from sdpg import build, compare, evaluate, plan, runs, train
+from sdpg import build, evaluate, train
 from sdpg.algos.sdpg import SdpgCfg
 from sdpg.cli import examining, main, training, watching
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 from sdpg.ranges import RULES
+from sdpg.report import compare
+from sdpg.run import listing, memory
 
 Capture = pytest.CaptureFixture[str]
 QUICK = "--num-nominal 2 --num-auxiliary 1 --iterations 1 --threads 1 --algo.horizon 3 --quiet --run run".split()
@@ -52,7 +54,7 @@ def refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def _all_options() -> Iterator[type[Any]]:
-    yield from (TrainCfg, SdpgCfg, compare.Options, runs.Options)
+    yield from (TrainCfg, SdpgCfg, compare.Options, listing.Options)
     for verbs in (training, examining, watching):
         yield from (kind for kind in vars(verbs).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type))
     for bench in examining.BENCHES:
@@ -157,7 +159,7 @@ def test_episodes_that_do_not_fit_into_memory(run: Path, refused: Any, monkeypat
     assert "episodes must be at most 2147483647" in refused("eval", str(run), "--episodes", "1000000000000")
     line = refused("eval", str(run), "--episodes", "2000000000")
     assert "this evaluation would take about" in line and "give --episodes" in line
-    monkeypatch.setattr(plan, "free_bytes", lambda: 2**30)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**30)
     most = int(refused("eval", str(run), "--episodes", "2000000000").split("--episodes ")[1].split()[0])
     with pytest.raises(SdpgError, match="this evaluation"):
         evaluate.evaluate(run, episodes=2 * most)

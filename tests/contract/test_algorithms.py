@@ -14,13 +14,16 @@ import pytest
 import torch
 from helpers import random_search
 from helpers.runs import SRC, TESTS
-from sdpg.run import checkpoint
+from helpers.targets import Targets
 
 from sdpg import presets
+from sdpg.algos.api import Context
 from sdpg.algos.registry import ALGORITHMS, algorithm
+from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
-from sdpg.evaluate import evaluate
+from sdpg.evaluate import run_episodes
+from sdpg.run import checkpoint
 from sdpg.train import train
 
 NAME = "random_search"
@@ -130,9 +133,14 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPat
         more.load("fancy")
 
 
-def test_random_search_learns(tmp_path: Path, third_party: Path) -> None:
-    cfg = replace(tiny(NAME), num_nominal=32, iterations=60)
-    train(replace(cfg, iterations=1), tmp_path / "begin")
-    train(cfg, tmp_path / "run")
-    begin, end = (evaluate(tmp_path / run, 16)["return"]["mean"] for run in ("begin", "run"))
-    assert end > begin + 20.0, (begin, end)
+def test_random_search_learns() -> None:
+    env = make_env(Targets(), 32, 0, seed=0, threads=1)
+    algo = random_search.RandomSearchCfg(std=0.3, lr=0.3).build(Context(env))
+
+    def total() -> float:
+        return run_episodes(algo.policy(), make_env(Targets(), 16, 0, seed=9, threads=1))["return"]["mean"]
+
+    before = total()  # it does nothing, and stays where it is
+    for _ in range(40):
+        algo.update(algo.collect(env))
+    assert before == pytest.approx(-1.2) and total() > -0.95  # -0.64 to -0.84 with seeds 0, 1, 2

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from sdpg.build import make_env
-from sdpg.check import CHECKS, check_task
+from sdpg.check.checks import CHECKS, check_task
 from sdpg.cli import main
 from sdpg.render.raster import RasterRenderer
 from sdpg.tasks.ant import Ant
-from sdpg.tasks.base import Task, make_task, registry
+from sdpg.tasks.base import TASKS, Task, make_task
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.types import Camera, Start
 
 
-@pytest.mark.parametrize("name", sorted(registry()))
+@pytest.mark.parametrize("name", sorted(TASKS.targets()))
 def test_registered_tasks_pass(name):
     findings = check_task(make_task(name))
     assert [f for f in findings if not f.passed] == []
@@ -404,7 +404,7 @@ class VariesTextures(Cartpole):
 
 
 def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
-    """The check passes where pictures show it, and fails where a renderer forgets one of them."""
+    """The check passes where images show it, and fails where a renderer forgets one of them."""
     assert [f for f in check_task(SeesAGoal()) if not f.passed] == []
     draw = RasterRenderer.render
     for forgotten in ("mocap_pos", "geom_rgba"):
@@ -414,8 +414,8 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
 
         monkeypatch.setattr(RasterRenderer, "render", forgetful)
         problems = {f.name: f.problem for f in check_task(SeesAGoal()) if not f.passed}
-        assert problems.keys() == {"pictures"}
-        assert "'pixels' does not show a row's own geom_rgba and mocap_pos" in problems["pictures"]
+        assert problems.keys() == {"images"}
+        assert "'pixels' does not show a row's own geom_rgba and mocap_pos" in problems["images"]
 
 
 @pytest.mark.parametrize(
@@ -467,8 +467,8 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
         (TwiceASource, "shapes", "'state' is a camera and a source of observe(); rename one"),
         (NoWidth, "scene", "cameras['pixels']: width is 0; it must be a positive whole number"),
         (NoFrames, "scene", "cameras['pixels']: stack is 0; it must be a positive whole number"),
-        (SmallPictures, "scene", "cameras['pixels']: pictures of 16 x 16 pixels are too small for the encoder 'half'"),
-        (SmallDepth, "scene", "pictures of 8 x 84 pixels are too small for the depth encoder"),
+        (SmallPictures, "scene", "cameras['pixels']: images of 16 x 16 pixels are too small for the encoder 'half'"),
+        (SmallDepth, "scene", "images of 8 x 84 pixels are too small for the depth encoder"),
         (NoMetres, "scene", "cameras['pixels']: far is 0.0; give positive metres"),
         (WrongControl, "shapes", "control() gave controls with shape (4, 3, 2); it must be (4, 3, 1)"),
         (WrongTerm, "shapes", "reward() gave the term 'effort' with shape (4, 3, 1); it must be (4, 3)"),
@@ -486,7 +486,7 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
         (MemoryNotPerRow, "start", "start() gave 'goal' with shape () for 4 rows; give one value per row"),
         (Raises, "shapes", "Raises raised IndexError: no such joint."),
         (GoalForEveryBranch, "start", "start() gave mocap_pos with shape (4, 2, 3); it must be (4, 1, 3)"),
-        (VariesTextures, "pictures", "'mat_texid' can't be drawn differently in each row"),
+        (VariesTextures, "images", "'mat_texid' can't be drawn differently in each row"),
     ],
 )
 def test_bad_tasks_are_told_in_a_sentence(task, check, sentence):
@@ -532,8 +532,8 @@ def test_tasks_pass_on_the_other_engine(task):
         (UnknownSource, "pixels", "inputs['pixels'] names 'propio'"),
         (NoWidth, "pixels", "cameras['pixels']: width is 0"),
         (NoFrames, "pixels", "cameras['pixels']: stack is 0"),
-        (SmallPictures, "pixels", "pictures of 16 x 16 pixels are too small for the encoder 'half'"),
-        (SmallDepth, "pixels", "pictures of 8 x 84 pixels are too small for the depth encoder"),
+        (SmallPictures, "pixels", "images of 16 x 16 pixels are too small for the encoder 'half'"),
+        (SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the depth encoder"),
         (Blind, "pixels", "the scene has no camera 'track'; it has: none"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from conftest import tiny
 
 from sdpg.build import compile_scene
-from sdpg.check import check_task
+from sdpg.check.checks import check_task
 from sdpg.sim.reads import FIELDS
 from sdpg.tasks.base import make_task
 from sdpg.train import train
@@ -63,8 +63,8 @@ def test_the_tutorials_goal_is_seen(module):
     from sdpg.build import make_env
 
     env = make_env(f"{module}:AimingPendulum", 6, obs="pixels")
-    own = env.looks(env.eyes.renderer.varied)
-    rgb = env.eyes.renderer.render(torch.zeros(6, 1), own)["side"].rgb.int()
+    own = env.looks(env.frame_stacks.renderer.varied)
+    rgb = env.frame_stacks.renderer.render(torch.zeros(6, 1), own)["side"].rgb.int()
     different = (rgb != rgb[:1]).any(dim=1).sum(dim=(1, 2))  # (6,) pixels
     assert (different[1:] > 10).all() and (different < 200).all()
 

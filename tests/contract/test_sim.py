@@ -350,14 +350,14 @@ def test_a_failed_world_is_reported_not_raised_and_the_others_go_on(sim: Simulat
 
 
 def test_the_engine_says_what_is_wrong(sim: Simulator) -> None:
-    """complaint(): "What the engine said of a world that the last `step` reported; "" if it did not." """
+    """failure_reason(): "What the engine said of a world that the last `step` reported; "" if it did not." """
     _poison(sim, 2)
     assert sim.step(_ctrl(sim, 0), 2)[2]
-    said = [sim.complaint(world) for world in range(E)]
+    said = [sim.failure_reason(world) for world in range(E)]
     assert said[2] and "\n" not in said[2] and not any(said[:2] + said[3:])
     _start(sim, torch.tensor([2]))
     sim.step(_ctrl(sim, 1), 2)
-    assert sim.complaint(2) == ""
+    assert sim.failure_reason(2) == ""
 
 
 def test_the_state_of_some_worlds_is_their_part_of_the_state_of_all(sim: Simulator) -> None:

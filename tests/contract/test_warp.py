@@ -18,21 +18,22 @@ import torch
 from test_sim import READS, SCENE, E, _ctrl, _run, _same, _start
 from torch import Tensor
 
-from sdpg import quarantine
-from sdpg.build import choose_engine, compile_scene, make_sim
+from sdpg.build import compile_scene
 from sdpg.config import TrainCfg
+from sdpg.engines import choose_engine, make_sim
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.evaluate import evaluate
-from sdpg.plan import make_plan
 from sdpg.presets import resolve
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
-from sdpg.replay import replay
+from sdpg.run import failures
+from sdpg.run.memory import make_plan
 from sdpg.sim import warp
 from sdpg.sim.warp import WarpSim, trial
 from sdpg.tasks.base import BUILT_IN, make_task
 from sdpg.train import train
+from sdpg.watch.replay import replay
 
 
 def _sim(reads: tuple[str, ...] = (), model: mujoco.MjModel | None = None, **options: Any) -> WarpSim:
@@ -103,7 +104,7 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
     capsule's to the world's, and a friction pyramid that is turned holds a little differently. A cone can be turned:
     with elliptic ones every step agrees.
 
-    Pictures: within one grey level, but for 1 in 10,000 values at the edge of a limb (3 in a million seen).
+    Images: within one grey level, but for 1 in 10,000 values at the edge of a limb (3 in a million seen).
     """
     cpu, other = _pair(name.removesuffix(" with cones"), cones="cones" in name)
     eye = View(cpu.task.camera)
@@ -114,8 +115,8 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
         a, b = cpu.step(action), other.step(action)
         close.append(((a.state - b.state).abs().amax(-1) < 1e-3) & ((a.reward - b.reward).abs() < 1e-3))
         assert torch.equal(a.terminated, b.terminated) and not b.failed.any()
-        pictures = [renderer.render(env.physics().qpos[:, 0])[eye.camera].rgb for env in (cpu, other)]
-        alike.append((pictures[0].int() - pictures[1].int()).abs() <= 1)
+        images = [renderer.render(env.physics().qpos[:, 0])[eye.camera].rgb for env in (cpu, other)]
+        alike.append((images[0].int() - images[1].int()).abs() <= 1)
         cpu.restart(a)
         other.restart(a)
     assert torch.stack(alike).float().mean() >= 0.9999
@@ -247,7 +248,7 @@ def test_overflow_that_no_room_cures_fails_the_world() -> None:
 
     sim._launch = overflow  # type: ignore[method-assign]
     assert sim.step(_ctrl(sim, 0), 2).tolist() == [i == 1 for i in range(E)]
-    assert "HFIELD" in sim.complaint(1) and sim.complaint(2) == ""
+    assert "HFIELD" in sim.failure_reason(1) and sim.failure_reason(2) == ""
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -293,14 +294,14 @@ def test_the_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert engine.why
         return engine.sim, engine.device
 
-    monkeypatch.setattr("sdpg.build._no_gpu", lambda: "there is no GPU that torch can use")
+    monkeypatch.setattr("sdpg.engines._no_gpu", lambda: "there is no GPU that torch can use")
     assert choice("auto", "auto") == choice("auto", "cpu") == choice("cpu", "auto") == ("cpu", "cpu")
     assert choice("warp", "auto") == choice("warp", "cpu") == ("warp", "cpu")
     with pytest.raises(SdpgError, match="no GPU that torch can use; give --device cpu"):
         choose_engine("auto", "cuda")
     with pytest.raises(SdpgError, match="--sim cpu computes on CPU cores"):
         choose_engine("cpu", "cuda")
-    monkeypatch.setattr("sdpg.build._no_gpu", lambda: "")
+    monkeypatch.setattr("sdpg.engines._no_gpu", lambda: "")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     assert choice("auto", "auto") == choice("warp", "cuda") == choice("auto", "cuda") == ("warp", "cuda")
     assert choice("cpu", "auto") == ("cpu", "cpu") and choice("warp", "cpu") == ("warp", "cpu")
@@ -361,7 +362,7 @@ def test_a_run_tells_that_it_needed_more_room(tmp_path: Path, monkeypatch: pytes
 def test_a_failed_world_can_be_replayed(tmp_path: Path) -> None:
     """Alone as among others, bit for bit."""
     train(dataclasses.replace(_cfg("warp", 1), max_value=5.0, max_failed=1.0), tmp_path / "run")
-    dump = quarantine.load(next((tmp_path / "run" / "bad").iterdir()))
+    dump = failures.load(next((tmp_path / "run" / "bad").iterdir()))
     played = replay(dump)
     assert dump.about["sim"] == "warp" and (played.failed, played.departed) == (len(dump.action), None)
 

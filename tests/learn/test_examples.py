@@ -16,7 +16,7 @@ from conftest import subprocess_env, tiny
 
 from sdpg.algos.returns import lambda_returns
 from sdpg.algos.sdpg import advantage, ascent_direction
-from sdpg.check import check_task
+from sdpg.check.checks import check_task
 from sdpg.tasks.base import make_task
 from sdpg.train import train
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sdpg import checkpoint, log
 from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg
 from sdpg.build import make_env
-from sdpg.evaluate import evaluate, play
+from sdpg.evaluate import evaluate, run_episodes
 from sdpg.presets import resolve
+from sdpg.run import checkpoint, log
 from sdpg.train import restore, train
 
 
@@ -67,6 +67,6 @@ def test_nan_now_and_then_does_not_keep_it_from_learning(stranger: Callable[[str
     env = make_env("cartpole", 32, 0, seed=1000)
     algo = Sdpg(cfg.algo, Context(env, seed=cfg.seed))
     restore(checkpoint.load(checkpoint.find(tmp_path / "run")), algo, None)
-    result = play(algo, env)
+    result = run_episodes(algo.policy(), env)
     assert result["return"]["mean"] > 240.0
     assert result["survived"] > 0.9

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import vouch
 
-from sdpg import checkpoint
 from sdpg.errors import SdpgError
+from sdpg.run import checkpoint
 
 
 def _state(value: float = 1.0) -> dict[str, Any]:

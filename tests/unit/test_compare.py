@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from test_runs import make_run
 
-from sdpg import curves
 from sdpg.cli import main
-from sdpg.compare import PANELS, Options, compare
-from sdpg.curves import Line
 from sdpg.errors import SdpgError
-from sdpg.folder import RESUMABLE
+from sdpg.report import curves
+from sdpg.report.compare import PANELS, Options, compare
+from sdpg.report.curves import Line
+from sdpg.run.resume import RESUMABLE
 
 Capture = pytest.CaptureFixture[str]
 NAN = float("nan")

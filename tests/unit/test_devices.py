@@ -18,10 +18,10 @@ from conftest import tiny
 from pretended_gpu import DEVICE, OnGpu, moved, pretended_gpu, to_host
 from torch import Tensor
 
-from sdpg import build, checkpoint, evaluate, quarantine, replay, train
+from sdpg import build, evaluate, train
 from sdpg.algos.api import Context
 from sdpg.algos.base import clipped_step
-from sdpg.algos.sdpg import Sdpg, SdpgCfg, exploration_noise
+from sdpg.algos.sdpg import Sdpg, exploration_noise
 from sdpg.build import compile_scene, make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import Group
@@ -30,9 +30,11 @@ from sdpg.nn.encoders import Depth, Pixels
 from sdpg.nn.modules import Actor, Normalizer
 from sdpg.render import own
 from sdpg.rng import RowRng
+from sdpg.run import checkpoint, failures
 from sdpg.tasks.base import BUILT_IN, make_task
 from sdpg.types import MOCAP
-from sdpg.video import Player
+from sdpg.watch import replay
+from sdpg.watch.player import Player
 
 Rows = list[dict[str, str]]
 OBSERVATIONS = ("state", "pixels")
@@ -112,7 +114,7 @@ def test_a_run_on_a_gpu_is_that_on_a_cpu_and_each_goes_on_as_the_other(
     dumps = [sorted(path.name for path in (tmp_path / where).glob("bad/*")) for where in ("cpu", "gpu")]
     assert dumps[0] == dumps[1] and bool(dumps[0]) == (task == "hopper")
     for name in dumps[1]:
-        dump = quarantine.load(tmp_path / "gpu" / "bad" / name)
+        dump = failures.load(tmp_path / "gpu" / "bad" / name)
         assert replay.report(name, dump, replay.replay(dump))["reproduced"]
 
     longer = replace(cfg, iterations=3)
@@ -196,8 +198,7 @@ def test_random_numbers_are_the_same_on_every_device() -> None:
         rng = RowRng(2**40 + 5, rows.to(device), stream=(99 << 8) + 3)
         part = rng.select(some.to(device))
         drawn = [rng.integers(1 << 62, 9), part.uniform(-2.0, 3.0, 4), rng.uniform(0.0, 1.0, 3), part.normal(5)]
-        cfg = SdpgCfg(horizon=3, antithetic=True)
-        return [*drawn, rng.normal(2, 3), rng.counter, exploration_noise(1, 10**6, rows.to(device), cfg, 5, 2)]
+        return [*drawn, rng.normal(2, 3), rng.counter, exploration_noise(1, 10**6, rows.to(device), (3, 5, 2), True)]
 
     here = draw("cpu")
     with pretended_gpu() as gpu:
@@ -268,7 +269,7 @@ class _Twice(Group):
 
     size = 2
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         assert tensor.device == DEVICE  # by NCCL
         return tensor.mul_(2.0)
 
@@ -330,30 +331,30 @@ def test_states_are_mended_on_the_device() -> None:
 def test_frame_stacks_are_on_the_renderers_device() -> None:
     with pretended_gpu() as gpu:
         env = moved(make_env("cartpole", 2, 0, 0, 1, "pixels"))
-        eyes = env.eyes
-        assert eyes is not None
+        frame_stacks = env.frame_stacks
+        assert frame_stacks is not None
         env.observe()
         qpos = env.physics().qpos[:, 0]
-        before = eyes.frames()["pixels"]
-        eyes.look(qpos + 0.3, torch.tensor([False, True], device=gpu.device))
-        after = eyes.frames()["pixels"]
+        before = frame_stacks.frames()["pixels"]
+        frame_stacks.look(qpos + 0.3, torch.tensor([False, True], device=gpu.device))
+        after = frame_stacks.frames()["pixels"]
         with gpu.counting() as waits:
-            eyes.look(qpos, torch.zeros(2, dtype=torch.bool, device=gpu.device))
+            frame_stacks.look(qpos, torch.zeros(2, dtype=torch.bool, device=gpu.device))
         assert not waits and after.device == gpu.device
         before, after = to_host((before, after))  # (2, 9, H, W)
         assert torch.equal(after[0, :-3], before[0, 3:]) and not torch.equal(after[0, -3:], before[0, -3:])
         assert torch.equal(after[1], after[1, -3:].repeat(3, 1, 1))
-        eyes.load({"pixels": torch.ones(2, 9, 84, 84, dtype=torch.uint8)})
-        assert eyes.frames()["pixels"].device == gpu.device
+        frame_stacks.load({"pixels": torch.ones(2, 9, 84, 84, dtype=torch.uint8)})
+        assert frame_stacks.frames()["pixels"].device == gpu.device
 
 
 def test_a_film_of_a_world_on_the_device() -> None:
     plain = make_env("cartpole", 1, 0, 0, 1, "pixels")
     with pretended_gpu():
         env = moved(plain)
-        picture = OnGpu(torch.zeros(3, 30, 30, dtype=torch.uint8))
-        player = Player(lambda obs: torch.zeros(1, 1, device=DEVICE), env, lambda qpos: picture)
+        image = OnGpu(torch.zeros(3, 30, 30, dtype=torch.uint8))
+        player = Player(lambda obs: torch.zeros(1, 1, device=DEVICE), env, lambda qpos: image)
         player.step()
-        assert player.picture().shape == (30, 44, 3)
+        assert player.image().shape == (30, 44, 3)
         player.restart()
         assert player.steps == 0 and env.clock.tolist() == [0]

@@ -21,16 +21,18 @@ from ranks import OneOf, ranks
 from test_sdpg import _Fragile
 from torch import Tensor
 
-from sdpg import checkpoint, log, quarantine, train
+from sdpg import train
 from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg, SdpgCfg
-from sdpg.build import default_threads, make_env
+from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, join_rows, part_of_rows
 from sdpg.episodes import WINDOW
 from sdpg.errors import SdpgError
-from sdpg.plan import make_plan
+from sdpg.machine import default_threads
+from sdpg.run import checkpoint, failures, log
+from sdpg.run.memory import make_plan
 from sdpg.sim.toy import ToyTask
 
 # --- what needs no words ----------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ def test_rows_are_joined_and_parted(obs: str) -> None:
     whole = make_env("hopper", 6, 2, 3, 1, obs)
     parts = [make_env("hopper", 3, 2, 3, 1, obs, first_row=first) for first in (0, 3)]
     for env in (whole, *parts):
-        env.observe()  # looks, if it has eyes
+        env.observe()  # looks, if it has frame_stacks
     joined = join_rows([env.state_dict() for env in parts])
     expected = whole.state_dict()
     assert list(joined) == list(expected)
@@ -104,7 +106,7 @@ def test_episodes_of_all_ranks_are_averaged_in_the_order_of_one_process() -> Non
     told = [(list(env.episodes._unshared), env.episodes._unshared_count) for env in parts]
 
     class Heard(Group):
-        def everyones(self, thing: Any) -> list[Any]:
+        def all_gather(self, thing: Any) -> list[Any]:
             assert thing in told
             return told
 
@@ -179,7 +181,7 @@ def _fragile(group: Group, folder: str) -> None:
         failed += group.sums({"failed": int(rollout.failed.sum())})["failed"]
         rows_of_metrics.append(algo.update(rollout))
     networks = [p.detach().flatten() for module in algo.modules.values() for p in module.parameters()]
-    every = group.everyones(torch.cat(networks))
+    every = group.all_gather(torch.cat(networks))
     assert all(torch.equal(theirs, every[0]) for theirs in every)  # ranks stay the same to the last bit
     if group.rank == 0:
         torch.save(
@@ -197,7 +199,7 @@ def _two_ranks_train(group: Group, folder: str) -> None:
     train.train(_cfg("hopper", 4), Path(folder) / "2-1-2", group=group)
     if group.rank == 0:
         (Path(folder) / "nan_task_of_ranks.py").write_text(NAN_TASK)
-    group.everyones(None)
+    group.all_gather(None)
     sys.path.insert(0, folder)
     with pytest.raises(SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); mend"):
         train.train(tiny("nan_task_of_ranks:Broken", num_nominal=4), Path(folder) / "bad", group=group)
@@ -224,7 +226,7 @@ def test_one_rank_and_two_take_the_same_steps(tmp_path: Path) -> None:
         assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-5)
     # The world that a run stops with is dumped by rank 0, and is the one that one process would have dumped.
     (dump,) = (tmp_path / "bad" / "bad").iterdir()
-    assert quarantine.load(dump).about["row"] == 0
+    assert failures.load(dump).about["row"] == 0
     assert log.read(tmp_path / "bad")[-1]["Train/failed_nominal"] == 6 * 4
     # Two ranks go on bit for bit; two, one and two within rounding.
     train.train(_cfg("hopper", 7), tmp_path / "2-1-2", resume=True)
@@ -257,7 +259,7 @@ def _drift(group: Group, folder: str) -> None:
         report=lambda what, facts: messages.append(facts["message"]) if what == "warning" else None,
     )  # fmt: skip
     assert len(messages) == (group.rank == 0) and all("all have those of rank 0 now" in m for m in messages)
-    biases = group.everyones(made[0].critic.value.bias.item())
+    biases = group.all_gather(made[0].critic.value.bias.item())
     assert biases[0] == biases[1]
 
 

@@ -280,13 +280,13 @@ def test_steps_apart_count_from_the_last_time_a_branch_was_its_nominal() -> None
         if t == 1:
             step.terminated[0, 1] = True
         env.restart(step)
-    assert env.apart.tolist() == [[0, 1, 3], [0, 3, 3]]
+    assert env.steps_since_branch.tolist() == [[0, 1, 3], [0, 3, 3]]
     step = env.step(torch.zeros(2, 3, 1))
     step.terminated[1, 0] = True
     env.restart(step)
-    assert env.apart.tolist() == [[0, 2, 4], [0, 0, 0]]
+    assert env.steps_since_branch.tolist() == [[0, 2, 4], [0, 0, 0]]
     env.branch()
-    assert not env.apart.any()
+    assert not env.steps_since_branch.any()
 
 
 @pytest.mark.parametrize("column", [0, 2])

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import tiny
+from torch import Tensor
 
-from sdpg import checkpoint, train
+from sdpg import train
+from sdpg.algos.api import Carry, Policy
 from sdpg.build import make_env
 from sdpg.errors import SdpgError
-from sdpg.evaluate import evaluate, play
+from sdpg.evaluate import evaluate, run_episodes
+from sdpg.run import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +59,11 @@ def test_bad_requests_are_refused(run: Path) -> None:
         evaluate(run, which=9)
 
 
-class _Still:
+class _Still(Policy):
     """A policy that does nothing."""
 
-    def act(self, obs: object) -> torch.Tensor:
-        return torch.zeros(3, 1)
+    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+        return torch.zeros(3, 1), carry
 
 
 def test_every_world_counts_one_episode() -> None:
@@ -74,7 +78,7 @@ def test_every_world_counts_one_episode() -> None:
             lengths[world] += 1
             if (step.terminated | step.truncated)[world, 0]:
                 break
-    result = play(_Still(), env)  # type: ignore[arg-type]
+    result = run_episodes(_Still(), env)
     assert result["returns"] == pytest.approx(returns, abs=1e-2)
     assert result["length"]["max"] == max(lengths)
     assert result["length"]["min"] == min(lengths)

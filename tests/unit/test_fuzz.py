@@ -16,10 +16,11 @@ from conftest import tiny, vouch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sdpg import checkpoint, train
+from sdpg import train
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.evaluate import evaluate
+from sdpg.run import checkpoint
 
 BOUNDED = "--num-nominal 2 --num-auxiliary 1 --iterations 1 --threads 1 --algo.horizon 3 --quiet".split()
 NUMBERS = st.sampled_from("-1 0 1 2 3 0.5 -0.5 1e-30 1e30 nan inf -inf 99999999999999999999 1e400 x".split())

@@ -22,21 +22,21 @@ def _speak(group: Group) -> None:
     rank = group.rank
     assert (rank, group.size, group.local_size) == (my_rank(), 3, 3)
     numbers = torch.tensor([1.0, 10.0 * rank])
-    assert group.sum_(numbers).tolist() == [3.0, 30.0] and numbers.tolist() == [3.0, 30.0]
+    assert group.all_reduce_(numbers).tolist() == [3.0, 30.0] and numbers.tolist() == [3.0, 30.0]
     assert group.stack(torch.tensor([rank, 7])).tolist() == [[0, 7], [1, 7], [2, 7]]
     assert group.sums({"a": rank, "b": rank == 1}) == {"a": 3.0, "b": 1.0}
-    assert group.everyones("x" * rank) == ["", "x", "xx"]
-    told = group.to_first({"rows": torch.full((rank,), rank)})
+    assert group.all_gather("x" * rank) == ["", "x", "xx"]
+    told = group.gather({"rows": torch.full((rank,), rank)})
     assert [state["rows"].tolist() for state in told] == ([[], [1], [2, 2]] if rank == 0 else [])
-    assert group.first(lambda: f"of {rank}") == "of 0"
-    assert group.together(lambda: f"of {rank}") == f"of {rank}"
+    assert group.on_rank_zero(lambda: f"of {rank}") == "of 0"
+    assert group.on_all_ranks(lambda: f"of {rank}") == f"of {rank}"
 
     def wrong() -> None:
         if rank == 1:
             raise SdpgError("no such thing")
 
     with pytest.raises(SdpgError, match=r"^rank 1: no such thing$"):
-        group.together(wrong)
+        group.on_all_ranks(wrong)
 
     def wrong_first() -> None:
         raise SdpgError(f"no folder {rank}")
@@ -61,9 +61,9 @@ def test_the_group_of_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with join() as group:
         assert group is ALONE
     x = torch.ones(2)
-    assert group.sum_(x) is x and group.stack(x).shape == (1, 2) and group.sums({"a": 2.0}) == {"a": 2.0}
-    assert group.everyones(3) == group.to_first(3) == [3]
-    assert group.first(lambda: 4) == group.together(lambda: 4) == 4
+    assert group.all_reduce_(x) is x and group.stack(x).shape == (1, 2) and group.sums({"a": 2.0}) == {"a": 2.0}
+    assert group.all_gather(3) == group.gather(3) == [3]
+    assert group.on_rank_zero(lambda: 4) == group.on_all_ranks(lambda: 4) == 4
     assert not torch.distributed.is_initialized()
 
 
@@ -94,7 +94,7 @@ def _leave(group: Group) -> None:
     with pytest.raises(
         RankLost, match=r"^rank 1 is gone \(.+\); the last checkpoint is good: start again with --resume auto$"
     ):
-        group.sum_(torch.ones(3))
+        group.all_reduce_(torch.ones(3))
 
 
 def test_a_rank_that_left_is_named() -> None:

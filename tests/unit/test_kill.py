@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 from conftest import tiny
-from sdpg import checkpoint, train
+from sdpg import train
+from sdpg.run import checkpoint
 
 run, rounds = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sdpg import log
-from sdpg.log import RunLog
+from sdpg.run import log
+from sdpg.run.log import RunLog
 
 
 def _write(folder: Path, iterations: range, resume_at: int | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import tiny
 
-from sdpg import log
+from sdpg.run import log
 from sdpg.train import train
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"

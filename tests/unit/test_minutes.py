@@ -18,11 +18,13 @@ from conftest import tiny
 from ranks import ranks
 from test_train import Recorder, _assert_same
 
-from sdpg import checkpoint, compare, folder, log, train
+from sdpg import train
 from sdpg.algos.base import cosine_lr, linear_lr
 from sdpg.config import TrainCfg
 from sdpg.distributed import Group
-from sdpg.pace import Pace
+from sdpg.report import compare
+from sdpg.run import checkpoint, folder, log
+from sdpg.run.pace import Pace
 
 
 class Clock(Recorder):

@@ -1,4 +1,4 @@
-"""Frame stacks, encoders and the chunked actor step, with a renderer whose pictures can be told apart by eye."""
+"""Frame stacks, encoders and the chunked actor step, with a renderer whose images can be told apart by eye."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sdpg.errors import SdpgError
 from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, scaled, use_bfloat16
 from sdpg.render.api import Image, View
 from sdpg.render.choose import make_renderer
-from sdpg.render.stack import Eyes
+from sdpg.render.stack import FrameStacks
 from sdpg.rng import RowRng
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.types import Camera, Start
-from sdpg.video import frames
-from sdpg.view import Controls, Crane
+from sdpg.watch.browser import Controls, Crane
+from sdpg.watch.film import frames
 
 
 class Counting:
-    """The n-th call draws pictures of the number n, plus 100 times the row."""
+    """The n-th call draws images of the number n, plus 100 times the row."""
 
     kind, threads, device, varied = "counting", 1, torch.device("cpu"), ()
 
@@ -38,48 +38,48 @@ class Counting:
     def render(self, qpos: Tensor, own: dict[str, Tensor] | None = None) -> dict:
         self.calls += 1
         shade = self.calls + 100.0 * torch.arange(self.num)
-        picture = shade[:, None, None, None].expand(-1, 3, self.views[0].height, self.views[0].width)
-        return {self.views[0].camera: Image(picture.to(torch.uint8), picture[:, 0] * 0.1)}
+        image = shade[:, None, None, None].expand(-1, 3, self.views[0].height, self.views[0].width)
+        return {self.views[0].camera: Image(image.to(torch.uint8), image[:, 0] * 0.1)}
 
 
-def _eyes(num: int = 2, **camera: object) -> tuple[Eyes, Counting]:
+def _eyes(num: int = 2, **camera: object) -> tuple[FrameStacks, Counting]:
     source = Camera("side", width=4, height=3, **camera)  # type: ignore[arg-type]
     renderer = Counting(num, View("side", 4, 3))
-    return Eyes(renderer, {"pixels": source}), renderer
+    return FrameStacks(renderer, {"pixels": source}), renderer
 
 
 def test_a_stack_has_the_newest_frame_last_and_is_refilled_at_a_restart() -> None:
-    eyes, _ = _eyes()
+    frame_stacks, _ = _eyes()
     qpos, none = torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool)
-    eyes.look(qpos, ~none)
-    shades = lambda: eyes.frames()["pixels"][:, ::3, 0, 0].tolist()  # noqa: E731 - one number per frame
+    frame_stacks.look(qpos, ~none)
+    shades = lambda: frame_stacks.frames()["pixels"][:, ::3, 0, 0].tolist()  # noqa: E731 - one number per frame
     assert shades() == [[1, 1, 1], [101, 101, 101]]
-    eyes.look(qpos, none)
+    frame_stacks.look(qpos, none)
     assert shades() == [[1, 1, 2], [101, 101, 102]]
-    eyes.look(qpos, torch.tensor([False, True]))
+    frame_stacks.look(qpos, torch.tensor([False, True]))
     assert shades() == [[1, 2, 3], [103, 103, 103]]
 
 
 def test_what_was_handed_out_stays_as_it_was() -> None:
-    eyes, _ = _eyes()
-    eyes.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
-    before = eyes.frames()["pixels"]
+    frame_stacks, _ = _eyes()
+    frame_stacks.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
+    before = frame_stacks.frames()["pixels"]
     kept = before.clone()
-    eyes.look(torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool))
+    frame_stacks.look(torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool))
     assert torch.equal(before, kept)
 
 
 def test_depth_is_kept_in_metres() -> None:
-    eyes, _ = _eyes(depth=True, stack=2)
-    eyes.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
-    assert eyes.frames()["pixels"].shape == (2, 2, 3, 4)
-    assert eyes.frames()["pixels"][1, 0, 0, 0].item() == pytest.approx(10.1)
+    frame_stacks, _ = _eyes(depth=True, stack=2)
+    frame_stacks.look(torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))
+    assert frame_stacks.frames()["pixels"].shape == (2, 2, 3, 4)
+    assert frame_stacks.frames()["pixels"][1, 0, 0, 0].item() == pytest.approx(10.1)
 
 
 def _pixel_env(num: int = 3, auxiliary: int = 2) -> tuple[BranchedEnv, Counting]:
     plain = make_env("cartpole", num, auxiliary, threads=1)
-    eyes, renderer = _eyes(num)
-    return BranchedEnv(plain.task, plain.sim, num, eyes=eyes), renderer
+    frame_stacks, renderer = _eyes(num)
+    return BranchedEnv(plain.task, plain.sim, num, frame_stacks=frame_stacks), renderer
 
 
 def test_observing_twice_draws_once_and_only_the_nominals() -> None:
@@ -125,7 +125,7 @@ def test_a_look_between_step_and_restart_adds_its_frame_once() -> None:
 
 @pytest.mark.parametrize("looked", [False, True])
 def test_frames_are_part_of_the_state(looked: bool) -> None:
-    """Also of rows that the eyes have not looked at since they began, be it that they looked before the restart."""
+    """Also of rows that have not been looked at since they began, be it that one looked before the restart."""
     env, mine = _pixel_env()
     env.observe()
     step = env.step(torch.zeros(3, 3, 1))
@@ -165,14 +165,14 @@ def test_the_encoders_of_pictures(kind: str, flat: int) -> None:
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_origin_is_subtracted(kind: Convolutions) -> None:
-    """The first picture itself is all zeros to the convolutions; grey, without it, a picture of 127.5."""
+    """The first image itself is all zeros to the convolutions; grey, without it, a image of 127.5."""
     encoder = Pixels((9, 84, 84), kind, 16, torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
     encoder.convolutions.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    pictures = torch.randint(0, 256, (2, 9, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    encoder(pictures)
-    encoder.look_from(pictures[0])
-    encoder(pictures)
+    images = torch.randint(0, 256, (2, 9, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    encoder(images)
+    encoder.look_from(images[0])
+    encoder(images)
     grey, first = seen
     assert not first[0].any() and first[1].any() and grey.abs().max() <= 0.5
     torch.testing.assert_close(first[1], grey[1] - grey[0])
@@ -181,13 +181,13 @@ def test_the_origin_is_subtracted(kind: Convolutions) -> None:
 def test_from_the_first_picture_new_features_tell_states_apart() -> None:
     """Why it is subtracted: a new network's features spread more over the states that it sees."""
     env = make_env("hopper", 16, seed=0, obs="pixels")
-    cfgs = {origin: SdpgCfg(encoder="half", picture_origin=origin) for origin in ("grey", "first")}
+    cfgs = {origin: SdpgCfg(encoder="half", image_origin=origin) for origin in ("grey", "first")}
     actors = {origin: Sdpg(cfg, Context(env, ("pixels",))).actor for origin, cfg in cfgs.items()}
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         env.step(torch.rand(*env.grid, env.task.action_size, generator=generator) * 2 - 1)
-    pictures = env.observe().sources["pixels"]
-    spread = {origin: actor.encoders["pixels"](pictures).std(0).mean().item() for origin, actor in actors.items()}
+    images = env.observe().sources["pixels"]
+    spread = {origin: actor.encoders["pixels"](images).std(0).mean().item() for origin, actor in actors.items()}
     assert spread["first"] > 2 * spread["grey"], spread
 
 
@@ -232,8 +232,8 @@ def test_the_encoder_of_depth() -> None:
 
 
 def test_precision_is_what_is_asked_for() -> None:
-    picture, vector = torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 3)
-    assert use_bfloat16("bfloat16", [picture]) and not use_bfloat16("float32", [picture])
+    image, vector = torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 3)
+    assert use_bfloat16("bfloat16", [image]) and not use_bfloat16("float32", [image])
     assert not use_bfloat16("auto", [vector])
 
 
@@ -248,7 +248,7 @@ def test_the_gradient_of_chunks_is_the_gradient_of_the_whole(task: str, obs: str
     for chunk in (1000, 5):
         env = make_env(task, 3, 2, threads=1, obs=obs)
         algo = Sdpg(replace(cfg, actor_chunk=chunk), Context(env, env.task.inputs[obs]))
-        algo.update(algo.collect(env), 10)
+        algo.update(algo.collect(env))
         gradients.append([p.grad.clone() for p in algo.actor.parameters()])
     for whole, parts in zip(*gradients, strict=True):
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
@@ -261,7 +261,7 @@ def test_several_senses_are_fused() -> None:
     """One camera's colours and depth, another one's depth, a vector: each has an encoder, and each is learned from."""
     cfg = replace(tiny("senses:Senses", "pixels").algo, encoder_features=8)
     env = make_env("senses:Senses", 3, 2, threads=1, obs="pixels")
-    assert env.eyes is not None and [(v.camera, v.rgb, v.depth) for v in env.eyes.renderer.views] == [
+    assert env.frame_stacks is not None and [(v.camera, v.rgb, v.depth) for v in env.frame_stacks.renderer.views] == [
         ("side", True, True),
         ("above", False, True),
     ]
@@ -272,7 +272,7 @@ def test_several_senses_are_fused() -> None:
     algo = Sdpg(cfg, Context(env, env.task.inputs["pixels"]))
     assert list(algo.actor.encoders) == list(env.task.inputs["pixels"])
     assert algo.actor.trunk[0].in_features == 3 * 8 + 1
-    algo.update(algo.collect(env), 10)
+    algo.update(algo.collect(env))
     for name in ("pixels", "depth", "ranges"):
         assert all((p.grad != 0).any() for p in algo.actor.encoders[name].parameters()), name
     assert (algo.actor.trunk[0].weight.grad[:, -1] != 0).any()  # the vector
@@ -329,21 +329,23 @@ class MovesTheBlock(Reacher):
     params = ("geom_rgba", "geom_pos")
 
 
-def _unlike(pictures: Tensor) -> bool:
-    return len({picture.numpy().tobytes() for picture in pictures}) == len(pictures)
+def _unlike(images: Tensor) -> bool:
+    return len({image.numpy().tobytes() for image in images}) == len(images)
 
 
 @pytest.mark.parametrize(("task", "sim"), [(MovesTheBlock, "cpu"), (Reacher, "warp")])
 def test_every_episode_shows_its_own_goal(task: type[Reacher], sim: str) -> None:
     """From equal states, rows with other goals look different; branches have their nominal's goal; a restart moves the
-    goal of its row and no other; a saved environment goes on with the same pictures."""
+    goal of its row and no other; a saved environment goes on with the same images."""
     env = make_env(task(), 3, 2, 0, 1, "pixels", sim=sim)
-    qpos, fields = torch.zeros(3, 2), env.eyes.renderer.varied
+    qpos, fields = torch.zeros(3, 2), env.frame_stacks.renderer.varied
     own = env.looks(fields)
     alone = {
-        name: env.eyes.renderer.render(qpos, {name: own[name]})["side"].rgb for name in own if name != "mocap_quat"
+        name: env.frame_stacks.renderer.render(qpos, {name: own[name]})["side"].rgb
+        for name in own
+        if name != "mocap_quat"
     }
-    assert all(_unlike(pictures) for pictures in alone.values()) and alone.keys() == {*task.params, "mocap_pos"}
+    assert all(_unlike(images) for images in alone.values()) and alone.keys() == {*task.params, "mocap_pos"}
     first = env.observe().sources["pixels"]
     assert _unlike(first)
     for name in fields:
@@ -386,7 +388,7 @@ def test_what_cannot_be_drawn_per_row_is_refused_when_the_environment_is_built()
 
     with pytest.raises(SdpgError, match="'mat_texid' can't be drawn differently in each row"):
         make_env(Textured(), 2, obs="pixels")
-    assert make_env(Textured(), 2).eyes is None  # nobody looks
+    assert make_env(Textured(), 2).frame_stacks is None  # nobody looks
 
 
 def test_films_and_the_crane_show_the_rows_goal() -> None:
@@ -399,4 +401,4 @@ def test_films_and_the_crane_show_the_rows_goal() -> None:
     wanted = make_renderer(model, 1, [View(camera, size, size)]).render(qpos, mocap)[camera].rgb[0]
     film = next(frames(lambda obs: torch.zeros(1, 1), env, 1, size, {}))
     assert torch.equal(torch.from_numpy(film)[:, :size].permute(2, 0, 1), wanted)
-    assert (Crane(env, size).picture(qpos, Controls()) != wanted).float().mean() < 0.01
+    assert (Crane(env, size).image(qpos, Controls()) != wanted).float().mean() < 0.01

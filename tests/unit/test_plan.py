@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sdpg.build import Engine
 from sdpg.distributed import Group
+from sdpg.engines import Engine
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import Pixels, picture_cost
-from sdpg.plan import GB, Plan, free_bytes, make_plan, resident_bytes
+from sdpg.machine import GB, free_bytes, resident_bytes
+from sdpg.nn.encoders import Pixels, image_cost
 from sdpg.presets import resolve
+from sdpg.run.memory import Plan, make_plan
 
 
 def _plan(n: int, limit: float | None) -> Plan:
@@ -36,7 +37,7 @@ def test_what_does_not_fit_is_refused_with_the_fix() -> None:
 def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:
     """Nature on 9 x 84 x 84: 32 x 20 x 20 + 64 x 9 x 9 + 64 x 7 x 7 + 128 = 21248 outputs,
     each of as many products as its filter has weights: 8 x 8 x 9, 4 x 4 x 32, 3 x 3 x 64, 3136."""
-    cost = picture_cost((9, 84, 84), False, "nature", 128)
+    cost = image_cost((9, 84, 84), False, "nature", 128)
     real = Pixels((9, 84, 84), "nature", 128, torch.Generator())
     assert cost.parameters == sum(p.numel() for p in real.parameters())
     assert cost.outputs == 21248
@@ -59,7 +60,7 @@ def test_the_machine_is_asked() -> None:
 
 def test_a_gpu_is_asked_for_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks on a machine with one GPU, each may have half of what is free there."""
-    monkeypatch.setattr("sdpg.plan.choose_engine", lambda sim, device: Engine("cpu", "cuda", "pretended"))
+    monkeypatch.setattr("sdpg.run.memory.choose_engine", lambda sim, device: Engine("cpu", "cuda", "pretended"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 * GB, 16 * GB))
     for gpus, share in ((1, 4.0), (2, 8.0)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)

@@ -18,18 +18,18 @@ from safetensors.torch import load_file, save_file
 from test_env import Block
 from torch import Tensor
 
-from sdpg import checkpoint, log, quarantine
 from sdpg.build import make_env
 from sdpg.cli import main
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.quarantine import MAX_DUMPS, STEPS, Dump, Quarantine
-from sdpg.replay import Replay, replay
 from sdpg.rng import RowRng
+from sdpg.run import checkpoint, failures, log
+from sdpg.run.failures import MAX_DUMPS, STEPS, Dump, FailureRecorder
 from sdpg.tasks.base import Task
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.train import train
 from sdpg.types import Ended, Memory, Physics, Start, Terms
+from sdpg.watch.replay import Replay, replay
 
 Stranger = Callable[[str, str], str]
 Capture = pytest.CaptureFixture[str]
@@ -70,11 +70,11 @@ class Heavy(Block):
         return super().reward(x, memory, action) | {"height": x["xpos"][..., 1, 2].clone()}
 
 
-def _watched(env: BranchedEnv, task: str, folder: Path, horizon: int) -> Quarantine:
+def _watched(env: BranchedEnv, task: str, folder: Path, horizon: int) -> FailureRecorder:
     def warn(message: str) -> None:
         raise AssertionError(message)
 
-    return Quarantine(env, folder, {"task": task}, horizon, 0, warn)
+    return FailureRecorder(env, folder, {"task": task}, horizon, 0, warn)
 
 
 def _action(env: BranchedEnv, t: int) -> Tensor:
@@ -87,7 +87,7 @@ def _replay(dump: Dump) -> Replay:
 
 
 def _dump_of(run: Path) -> Dump:
-    return quarantine.load(next((run / "bad").iterdir()))
+    return failures.load(next((run / "bad").iterdir()))
 
 
 # --- what is remembered
@@ -109,7 +109,9 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
                     dump = watched._dump(row, branch)
                     assert dump is not None
                     steps, apart = len(dump.action), dump.about["apart"]
-                    assert steps == min(STEPS, int(env.clock[row])) and apart == int(env.apart[row, branch])
+                    assert steps == min(STEPS, int(env.clock[row])) and apart == int(
+                        env.steps_since_branch[row, branch]
+                    )
                     played = _replay(dump)
                     assert (played.departed, played.failed, len(played.reward)) == (None, None, steps), (t, row, branch)
                     torch.testing.assert_close(played.reward[-1], step.reward[row, branch].item())
@@ -175,7 +177,7 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
     assert what[0] == "action[0] is nan" and what[1].startswith("the engine says: ") and "CTRL" in what[1].upper()
     (path,) = watched.dumps
     assert path == tmp_path / "bad" / f"00000007-1-{branch}.safetensors"
-    dump = quarantine.load(path)
+    dump = failures.load(path)
     played = _replay(dump)
     assert (played.failed, played.departed, played.what) == (len(dump.action), None, what)
     assert watched.write(8) == [] and watched.dumps == [path]  # it is told once
@@ -242,11 +244,11 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
     ]
     assert facts["failed_at"] == facts["steps"] > 7  # since the start of the episode, in an earlier iteration
     stranger("mended_task", MENDED)
-    with_mended = quarantine.load(path)
+    with_mended = failures.load(path)
     with_mended.about["task"] = "mended_task:Tired"
     played = _replay(with_mended)
     assert (played.failed, played.departed) == (None, None)
-    path.write_bytes(quarantine.encode(with_mended, 2))
+    path.write_bytes(failures.encode(with_mended, 2))
     assert main(["replay", str(path), "--task", "mended_task:Tired"]) == 1
     assert "no step fails" in capsys.readouterr().out
 
@@ -260,10 +262,10 @@ def test_the_film(stranger: Stranger, tmp_path: Path, capsys: Capture) -> None:
     facts = json.loads(capsys.readouterr().out)
     reader = imageio_ffmpeg.read_frames(str(out))
     assert next(reader)["size"] == (96, 96)
-    pictures = [torch.frombuffer(bytearray(frame), dtype=torch.uint8).view(96, 96, 3) for frame in reader]
-    assert len(pictures) == facts["pictures"] == facts["steps"] + 9  # the last one stays
-    red, green, _ = pictures[-1][2, 40].tolist()
-    assert red > 150 and green < 80 < pictures[0][2, 40, 1]
+    images = [torch.frombuffer(bytearray(frame), dtype=torch.uint8).view(96, 96, 3) for frame in reader]
+    assert len(images) == facts["images"] == facts["steps"] + 9  # the last one stays
+    red, green, _ = images[-1][2, 40].tolist()
+    assert red > 150 and green < 80 < images[0][2, 40, 1]
 
 
 # --- in a run
@@ -297,7 +299,7 @@ def test_a_disk_that_is_full_costs_a_warning(
         if what == "warning":
             messages.append(facts["message"])
 
-    monkeypatch.setattr(quarantine, "write_atomic", full)
+    monkeypatch.setattr(failures, "write_atomic", full)
     name = stranger("nan_task_full", NAN_TASK)
     with pytest.raises(SdpgError, match=r"reward term 'speed' is nan.*`sdpg check"):
         train(tiny(f"{name}:Broken"), tmp_path / "run", report=report)
@@ -346,7 +348,7 @@ def test_files_that_are_no_dumps_are_refused_in_one_line(dump_file: Path, tmp_pa
         return err
 
     data, bad = dump_file.read_bytes(), tmp_path / "bad.safetensors"
-    about = quarantine.load(dump_file).about
+    about = failures.load(dump_file).about
     tensors = load_file(dump_file)
 
     def changed(values: Mapping[str, Any], **tensor_changes: Tensor) -> Path:

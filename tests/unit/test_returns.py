@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
+from sdpg.algos.returns import lambda_returns, segment_returns, valid_returns
 
 
 def _column(*values: float | bool) -> Tensor:
@@ -129,5 +129,5 @@ def test_a_failure_spoils_what_led_to_it_and_nothing_after() -> None:
     failed = _column(False, False, True, False, False)
     done = _column(True, False, True, False, True)
     #  0: its stretch ended before; 1: leads to the failure; 2: the failure; 3, 4: after the restart
-    assert _list(unspoiled(failed, done)) == [True, False, False, True, True]
+    assert _list(valid_returns(failed, done)) == [True, False, False, True, True]
     assert _list(failed) == [False, False, True, False, False]  # the argument is left alone

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from conftest import subprocess_env, tiny
 
-from sdpg import runs, train
+from sdpg import train
 from sdpg.cli import main
 from sdpg.errors import SdpgError
+from sdpg.run import listing
 
 Capture = pytest.CaptureFixture[str]
 
@@ -35,7 +36,7 @@ def make_run(
     asked = {"task": "cartpole", "obs": "state", "algorithm": "sdpg", "seed": 0, "iterations": 3, "minutes": None}
     asked |= {"num_nominal": 4, "num_auxiliary": 1} | cfg | {"algo": algo}
     config = {"cfg": asked, "sessions": [{"started": "2026-01-02T03:04:05", "versions": {"sdpg": "0.1.0"}}]}
-    (folder / runs.CONFIG).write_text(json.dumps(config))
+    (folder / listing.CONFIG).write_text(json.dumps(config))
     rows = [
         {
             "iteration": i,
@@ -48,7 +49,7 @@ def make_run(
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if status is not None:
-        (folder / runs.STATUS).write_text(json.dumps(status))
+        (folder / listing.STATUS).write_text(json.dumps(status))
     return folder
 
 
@@ -74,7 +75,7 @@ def gone() -> int:
 
 def test_the_states_that_a_run_writes(tmp_path: Path, gone: int) -> None:
     def state(name: str, **status: Any) -> tuple[str, str]:
-        run = runs.look(make_run(tmp_path / name, [1.0, 9.0], said(**status)))
+        run = listing.look(make_run(tmp_path / name, [1.0, 9.0], said(**status)))
         return run.state, run.message
 
     assert state("a", state="running") == ("running", "")
@@ -87,10 +88,10 @@ def test_the_states_that_a_run_writes(tmp_path: Path, gone: int) -> None:
 
 
 def test_the_numbers_of_a_run(tmp_path: Path) -> None:
-    run = runs.look(make_run(tmp_path / "run", [None, 9.0, 4.0], said("running"), seed=7))
+    run = listing.look(make_run(tmp_path / "run", [None, 9.0, 4.0], said("running"), seed=7))
     assert (run.task, run.obs, run.algorithm, run.seed) == ("cartpole", "state", "sdpg", 7)
     assert (run.iteration, run.iterations, run.mean_reward, run.best_reward, run.minutes) == (2, 3, 5.5, 9.0, 1.5)
-    empty = runs.look(make_run(tmp_path / "empty", [], said("running", mean_reward=None, iteration=0)))
+    empty = listing.look(make_run(tmp_path / "empty", [], said("running", mean_reward=None, iteration=0)))
     assert (empty.iteration, empty.mean_reward, empty.best_reward) == (0, None, None)
 
 
@@ -100,32 +101,32 @@ def test_runs_without_a_status_are_judged_by_their_rows(tmp_path: Path) -> None:
     young = make_run(tmp_path / "young", [1.0])
     old = make_run(tmp_path / "old", [1.0])
     unborn = make_run(tmp_path / "unborn")
-    _make_old(*(run / name for run in (finished, timed, old) for name in ("metrics.jsonl", runs.CONFIG)))
-    assert [runs.look(run).state for run in (finished, timed, young, old, unborn)] == [
+    _make_old(*(run / name for run in (finished, timed, old) for name in ("metrics.jsonl", listing.CONFIG)))
+    assert [listing.look(run).state for run in (finished, timed, young, old, unborn)] == [
         "finished", "finished", "running", "interrupted", "running",
     ]  # fmt: skip
-    run = runs.look(old)
+    run = listing.look(old)
     assert (run.iteration, run.mean_reward, run.started) == (1, 1.0, "2026-01-02T03:04:05")
-    assert runs.table([run])[0][-2] == "2 h"
+    assert listing.table([run])[0][-2] == "2 h"
 
 
 def test_a_real_run(tmp_path: Path) -> None:
     train.train(tiny(iterations=2), tmp_path / "deep" / "run")
-    (run,) = runs.find(tmp_path)
+    (run,) = listing.find(tmp_path)
     assert (run.state, run.task, run.iteration, run.iterations) == ("finished", "cartpole", 2, 2)
     assert run.run == str(tmp_path / "deep" / "run")
 
 
 def test_damaged_folders_do_not_hide_the_others(tmp_path: Path) -> None:
     damage: dict[str, dict[str, bytes]] = {
-        "torn config": {runs.CONFIG: b'{"cfg": {"ta'},
-        "foreign config": {runs.CONFIG: b"[1, 2]"},
-        "no options": {runs.CONFIG: b'{"cfg": {}}'},
-        "torn status": {runs.STATUS: b'{"state": "run'},
-        "other state": {runs.STATUS: b'{"state": "asleep"}'},
-        "no time": {runs.STATUS: json.dumps(said("finished", updated="soon")).encode()},
-        "no numbers": {runs.STATUS: json.dumps(said("finished", seconds=None)).encode()},
-        "deep": {runs.CONFIG: b"[" * 100_000},
+        "torn config": {listing.CONFIG: b'{"cfg": {"ta'},
+        "foreign config": {listing.CONFIG: b"[1, 2]"},
+        "no options": {listing.CONFIG: b'{"cfg": {}}'},
+        "torn status": {listing.STATUS: b'{"state": "run'},
+        "other state": {listing.STATUS: b'{"state": "asleep"}'},
+        "no time": {listing.STATUS: json.dumps(said("finished", updated="soon")).encode()},
+        "no numbers": {listing.STATUS: json.dumps(said("finished", seconds=None)).encode()},
+        "deep": {listing.CONFIG: b"[" * 100_000},
     }
     for name, files in damage.items():
         folder = make_run(tmp_path / name, [1.0])
@@ -139,19 +140,19 @@ def test_damaged_folders_do_not_hide_the_others(tmp_path: Path) -> None:
         file.write(b'{"iteration": 3, "Tr')
     make_run(tmp_path / "good", [1.0, 2.0, 3.0], said("finished"))
 
-    found = {Path(run.run).name: run for run in runs.find(tmp_path)}
+    found = {Path(run.run).name: run for run in listing.find(tmp_path)}
     assert len(found) == len(damage) + 4
     assert {name for name, run in found.items() if run.state == "unreadable"} == {*damage, "rows are a folder"}
     assert all(run.message and "\n" not in run.message for run in found.values() if run.state == "unreadable")
     assert found["no options"].message == "there is no 'iterations' in its files"
     assert found["good"].state == "finished" and found["torn rows"].iteration == 2 and found["no rows"].iteration == 0
-    assert len(runs.table(list(found.values()))) == len(found)
+    assert len(listing.table(list(found.values()))) == len(found)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0)
-    (run,) = runs.find(tmp_path)
+    (run,) = listing.find(tmp_path)
     assert (run.state, run.message) == ("unreadable", "Permission denied")
 
 
@@ -161,12 +162,12 @@ def test_the_one_that_moved_last_is_at_the_end(tmp_path: Path) -> None:
     zoned = said("finished", updated="2026-01-06T00:00:00+00:00")
     make_run(tmp_path / "d" / "inner", [1.0], zoned)
     make_run(tmp_path / "a" / "below a run", [1.0], zoned)  # not looked at
-    assert [Path(run.run).name for run in runs.find(tmp_path)] == ["b", "c", "a", "inner"]
+    assert [Path(run.run).name for run in listing.find(tmp_path)] == ["b", "c", "a", "inner"]
 
 
 def test_age() -> None:
     ages = {-3: "0 s", 5: "5 s", 119: "119 s", 120: "2 min", 7199: "120 min", 7200: "2 h", 3 * 86400: "3 d"}
-    assert {seconds: runs.age(seconds) for seconds in ages} == ages
+    assert {seconds: listing.age(seconds) for seconds in ages} == ages
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -178,10 +179,10 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert capsys.readouterr().out == "no runs below 'runs'\n"
 
     make_run(tmp_path / "runs" / "one", [1.0, 1234.5], said("running"))
-    (make_run(tmp_path / "runs" / "broken") / runs.CONFIG).write_text("{")
+    (make_run(tmp_path / "runs" / "broken") / listing.CONFIG).write_text("{")
     assert main(["runs"]) == 0
     header, broken, one = capsys.readouterr().out.splitlines()
-    assert header.split() == [name for name in runs.HEADER if name]
+    assert header.split() == [name for name in listing.HEADER if name]
     assert "unreadable" in broken and "can't be read" in broken
     assert one.split()[:7] == ["runs/one", "cartpole", "state", "sdpg", "0", "2/3", "5.5"]
     assert one.index("cartpole") == header.index("task") and header.index("state") == one.index("running")
@@ -208,4 +209,4 @@ def test_a_list_of_runs_does_not_wait_for_torch(tmp_path: Path) -> None:
 
 def test_config_errors_are_plain(tmp_path: Path) -> None:
     with pytest.raises(SdpgError, match="no run folder"):
-        runs.read_config(tmp_path / "nowhere")
+        listing.read_config(tmp_path / "nowhere")

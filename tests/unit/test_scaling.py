@@ -15,7 +15,7 @@ from sdpg.algos.api import Context
 from sdpg.algos.sdpg import Sdpg
 from sdpg.bench import costs, crew, scaling, scaling_page
 from sdpg.bench.costs import Setup, Work
-from sdpg.bench.crew import Crew, Job
+from sdpg.bench.measured import Job, MeasuredTraining
 from sdpg.build import cameras_of, make_env
 from sdpg.cli import main
 from sdpg.errors import SdpgError
@@ -123,11 +123,11 @@ def test_cards_that_are_not_here() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("pictures", [(), (84, 63, 48)])
+@pytest.mark.parametrize("images", [(), (84, 63, 48)])
 @pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize("quick", [True, False])
-def test_what_is_measured(pictures: tuple[int, ...], threads: int, quick: bool) -> None:
-    fitted, held = scaling.design(pictures, threads, quick)
+def test_what_is_measured(images: tuple[int, ...], threads: int, quick: bool) -> None:
+    fitted, held = scaling.design(images, threads, quick)
     assert not set(fitted) & set(held) and held
     assert all(
         setup.ranks * setup.threads <= threads and setup.num_nominal % setup.ranks == 0 for setup in fitted + held
@@ -254,7 +254,7 @@ def test_a_crew_takes_its_turns(
 
 
 def test_a_crew_that_fails_says_why(tmp_path: Path) -> None:
-    lost = Crew(Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "crew")
+    lost = MeasuredTraining(Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "crew")
     try:
         with pytest.raises(SdpgError, match=r"'N 2, M 1, T 2; 1 x 1' could not be measured: unknown task 'carpole'"):
             lost.ready()

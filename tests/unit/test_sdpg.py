@@ -45,27 +45,26 @@ def _parameters(module: torch.nn.Module) -> Tensor:
 
 
 def test_noise_depends_on_seed_iteration_and_row_only() -> None:
-    cfg = SdpgCfg(horizon=4)
     rows = torch.arange(6)
-    noise = exploration_noise(3, 7, rows, cfg, 5, 2)
+    noise = exploration_noise(3, 7, rows, (4, 5, 2))
     assert noise.shape == (4, 6, 6, 2)
-    assert torch.equal(noise[:, 2:5], exploration_noise(3, 7, rows[2:5], cfg, 5, 2))
-    assert not torch.equal(noise, exploration_noise(3, 8, rows, cfg, 5, 2))
-    assert not torch.equal(noise, exploration_noise(4, 7, rows, cfg, 5, 2))
+    assert torch.equal(noise[:, 2:5], exploration_noise(3, 7, rows[2:5], (4, 5, 2)))
+    assert not torch.equal(noise, exploration_noise(3, 8, rows, (4, 5, 2)))
+    assert not torch.equal(noise, exploration_noise(4, 7, rows, (4, 5, 2)))
     assert not torch.equal(noise[:, 0], noise[:, 1])
 
 
 def test_the_nominal_has_no_noise() -> None:
-    assert (exploration_noise(0, 0, torch.arange(3), SdpgCfg(horizon=2), 4, 2)[:, :, 0] == 0).all()
+    assert (exploration_noise(0, 0, torch.arange(3), (2, 4, 2))[:, :, 0] == 0).all()
 
 
 @pytest.mark.parametrize("m", [4, 5])
 def test_antithetic_noise_comes_in_pairs(m: int) -> None:
-    noise = exploration_noise(0, 0, torch.arange(3), SdpgCfg(horizon=2, antithetic=True), m, 2)[:, :, 1:]
+    noise = exploration_noise(0, 0, torch.arange(3), (2, m, 2), True)[:, :, 1:]
     half = (m + 1) // 2
     assert noise.shape[2] == m
     assert torch.equal(noise[:, :, half:], -noise[:, :, : m - half])
-    plain = exploration_noise(0, 0, torch.arange(3), SdpgCfg(horizon=2), m, 2)[:, :, 1:]
+    plain = exploration_noise(0, 0, torch.arange(3), (2, m, 2))[:, :, 1:]
     assert not torch.equal(plain[:, :, half:], -plain[:, :, : m - half])
 
 
@@ -139,7 +138,7 @@ def test_a_mean_beyond_its_bound_is_drawn_back(side: float) -> None:
 def test_a_log_std_beyond_its_bound_is_drawn_back() -> None:
     algo, env = _make(log_std_bounds=(-1.0, 0.0), initial_std=math.e)
     rollout = algo.collect(env)
-    algo.update(replace(rollout, noise=torch.zeros_like(rollout.noise)), 100)
+    algo.update(replace(rollout, noise=torch.zeros_like(rollout.noise)))
     assert algo.actor.log_std.item() < 1.0  # noise 0: (eps^2 - 1) w = -w, but the bound is what counts
 
 
@@ -253,7 +252,7 @@ def test_failed_worlds_do_not_count_as_reward_zero() -> None:
         twin.actor.mean.weight.zero_()
     other = twin.collect(twin_env)
     assert torch.equal(other.failed, rollout.failed)
-    other_metrics = twin.update(replace(other, reward=torch.where(other.failed, 1e3, other.reward)), 100)
+    other_metrics = twin.update(replace(other, reward=torch.where(other.failed, 1e3, other.reward)))
     assert torch.equal(_parameters(algo.actor), _parameters(twin.actor))
     assert torch.equal(_parameters(algo.critic), _parameters(twin.critic))
     assert metrics == other_metrics and not torch.equal(before, _parameters(algo.actor))
@@ -346,7 +345,7 @@ def test_gradient_clipping() -> None:
         algo, env = _make(max_grad_norm=limit)
         algo.actor_optimizer = torch.optim.SGD(algo.actor.parameters(), lr=1.0)
         before = _parameters(algo.actor)
-        metrics = algo.update(algo.collect(env), 100)
+        metrics = algo.update(algo.collect(env))
         moved[limit] = (_parameters(algo.actor) - before).norm().item() / metrics["Loss/actor_lr"]
         norm = metrics["Loss/actor_grad_norm"]  # before clipping
     assert norm > 1e-3

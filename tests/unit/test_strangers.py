@@ -16,15 +16,17 @@ import torch
 from conftest import tiny, vouch
 from safetensors.torch import load_file, save_file
 
-from sdpg import checkpoint, curves, quarantine, video
 from sdpg.build import compile_scene, model_bytes
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.evaluate import evaluate
-from sdpg.folder import cfg_from_dict
-from sdpg.replay import replay
+from sdpg.report import curves
+from sdpg.run import checkpoint, failures
+from sdpg.run.resume import cfg_from_dict
 from sdpg.tasks.base import make_task, named_in_file
 from sdpg.train import train
+from sdpg.watch import film
+from sdpg.watch.replay import replay
 
 Stranger = Callable[[str, str], str]
 Capture = pytest.CaptureFixture[str]
@@ -75,9 +77,9 @@ def _change(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def _name(run: Path, task: str) -> None:
     """As the task of the run and of its dump."""
     _change(run, lambda cfg: cfg.update(task=task))
-    dump = quarantine.load(_dump(run))
+    dump = failures.load(_dump(run))
     about = dump.about | {"task": task}
-    _dump(run).write_bytes(quarantine.encode(dataclasses.replace(dump, about=about), about["iteration"]))
+    _dump(run).write_bytes(failures.encode(dataclasses.replace(dump, about=about), about["iteration"]))
 
 
 def _verbs(run: Path) -> dict[str, list[str]]:
@@ -140,10 +142,10 @@ def test_resume_auto_finds_the_run_of_a_task_that_was_typed(stranger: Stranger, 
 def test_from_python_the_task_is_an_argument(run: Path, stranger: Stranger) -> None:
     stranger("mine", MINE)
     _name(run, "mine:Mine")
-    dump, saved = quarantine.load(_dump(run)), checkpoint.load(checkpoint.find(run)).cfg
+    dump, saved = failures.load(_dump(run)), checkpoint.load(checkpoint.find(run)).cfg
     for refused in (
         lambda: evaluate(run, 1),
-        lambda: video.load_policy(run, "last", 0),
+        lambda: film.load_policy(run, "last", 0),
         lambda: replay(dump),
         lambda: cfg_from_dict(saved),
         lambda: train(tiny(iterations=3, max_value=1e-3, max_failed=1.0), run, resume=True),  # of the cartpole
@@ -203,8 +205,8 @@ def _lying(model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 def _with_model(run: Path, model: mujoco.MjModel) -> list[str]:
-    dump = dataclasses.replace(quarantine.load(_dump(run)), model=model_bytes(model))
-    _dump(run).write_bytes(quarantine.encode(dump, 1))
+    dump = dataclasses.replace(failures.load(_dump(run)), model=model_bytes(model))
+    _dump(run).write_bytes(failures.encode(dump, 1))
     return ["replay", str(_dump(run))]
 
 
@@ -221,15 +223,15 @@ def test_a_model_that_the_user_trusts_is_used(run: Path, capsys: Capture) -> Non
     argv = _with_model(run, other)
     assert main([*argv, "--trust-model", "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["departed_at"] == 1
-    assert replay(quarantine.load(_dump(run)), trust_model=True).model.opt.gravity[2] == -20.0
-    cut = dataclasses.replace(quarantine.load(_dump(run)), model=b"cut")
+    assert replay(failures.load(_dump(run)), trust_model=True).model.opt.gravity[2] == -20.0
+    cut = dataclasses.replace(failures.load(_dump(run)), model=b"cut")
     with pytest.raises(SdpgError, match="does not fit the task 'cartpole'"):
         replay(cut, trust_model=True)
 
 
 def test_a_dump_gives_no_values_to_the_model_that_the_task_does_not(run: Path, capsys: Capture) -> None:
     path = _dump(run)
-    about = quarantine.load(path).about
+    about = failures.load(path).about
     wrong = {"start.sim.params.dof_treeid": torch.full((1, 2), 2_000_000_000, dtype=torch.int32)}
     save_file(load_file(path) | wrong, path, {"about": json.dumps(about)})
     assert "the engine's state has 'params.dof_treeid'" in _refused(capsys, "replay", str(path))

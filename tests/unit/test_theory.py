@@ -45,7 +45,7 @@ SMOOTHED: dict[str, tuple[Function, Callable[[float, float], float]]] = {
 
 def _noise(m: int, seed: int = 0, n: int = 1, antithetic: bool = False, a: int = 1) -> Tensor:
     """(1, N, 1 + M, A)"""
-    return exploration_noise(seed, 0, torch.arange(n), SdpgCfg(horizon=1, antithetic=antithetic), m, a)
+    return exploration_noise(seed, 0, torch.arange(n), (1, m, a), antithetic)
 
 
 @pytest.mark.parametrize("name", SMOOTHED)
@@ -201,7 +201,7 @@ def test_one_auxiliary_over_delta_is_reinforce(exploration: str) -> None:
     t, n, actions = 5, 3, 3
     actor = _actor(exploration)
     x = torch.randn(t * n, 4)
-    noise = exploration_noise(0, 0, torch.arange(n), SdpgCfg(horizon=t), 1, actions)  # (T, N, 2, A)
+    noise = exploration_noise(0, 0, torch.arange(n), (t, 1, actions))  # (T, N, 2, A)
     mean, log_std = (out.view(t, n, actions) for out in actor({"state": x}))
     std = log_std.detach().exp()
     actions_taken = mean.detach()[:, :, None] + std[:, :, None] * noise  # (T, N, 2, A)

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from conftest import subprocess_env, tiny
 
-from sdpg import log, track, train
+from sdpg import train
 from sdpg.cli import main
 from sdpg.errors import SdpgError
-from sdpg.runs import read_config
+from sdpg.run import log, trackers
+from sdpg.run.listing import read_config
 
 
 class Fake(ModuleType):
@@ -89,7 +90,7 @@ def test_a_run_and_its_resume_are_one(fake: Fake, tmp_path: Path) -> None:
     assert _train(fake, tmp_path / "run", resume=True, iterations=4, track_project="mine") == []
     first, second = fake.begun
     assert first["project"] == "mine" and first["resume"] == second["resume"] == "allow"
-    assert first["name"] == second["name"] == json.loads((tmp_path / "run" / track.TRACK).read_text())["id"]
+    assert first["name"] == second["name"] == json.loads((tmp_path / "run" / trackers.TRACK).read_text())["id"]
     assert first["name"].startswith("cartpole-run-")
     assert first.get("id") == second.get("id") == (first["name"] if fake.__name__ == "wandb" else None)
     assert first["config"]["algo"]["horizon"] == 6
@@ -105,7 +106,7 @@ def test_rows_that_a_resume_makes_again_are_not_sent_again(fake: Fake, tmp_path:
     cfg, warnings = tiny(track=fake.__name__), list[str]()
 
     def session(rows: range, resume_at: int | None) -> None:
-        sinks = track.open_trackers(cfg, tmp_path, warnings.append)
+        sinks = trackers.open_trackers(cfg, tmp_path, warnings.append)
         run_log = log.RunLog(tmp_path, warnings.append, resume_at, sinks)
         for i in rows:
             run_log.write({"iteration": i, "x": float(i)})
@@ -171,22 +172,22 @@ def test_a_tracker_that_fails_costs_one_warning(call: str, fake: Fake, tmp_path:
 
 def test_a_damaged_id_costs_one_warning(fake: Fake, tmp_path: Path) -> None:
     _train(fake, tmp_path / "run", iterations=2)
-    (tmp_path / "run" / track.TRACK).write_text("{")
+    (tmp_path / "run" / trackers.TRACK).write_text("{")
     assert len(_train(fake, tmp_path / "run", resume=True, iterations=3)) == 1
     assert len(log.read(tmp_path / "run")) == 3
 
 
 def test_a_tracker_that_is_not_there_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(track.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SdpgError, match=r"pip install 'sdpg\[wandb\]'"):
         train.train(tiny(track="wandb"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    track.require("none")
+    trackers.require("none")
 
 
 def test_a_resumed_run_may_change_its_tracker(tmp_path: Path, fake: Fake) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
-    assert not (tmp_path / "run" / track.TRACK).exists()
+    assert not (tmp_path / "run" / trackers.TRACK).exists()
     argv = ["train", "--resume", str(tmp_path / "run"), "--iterations", "3", "--quiet", "--track", fake.__name__]
     assert main(argv) == 0
     assert [step for step, _ in fake.rows] == [3]
@@ -201,12 +202,14 @@ def test_wandb_itself_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WANDB_MODE", "offline")
     cfg, warnings = tiny(track="wandb"), list[str]()
     for rows, resume_at in ((range(1, 4), None), (range(3, 6), 2)):
-        run_log = log.RunLog(tmp_path, warnings.append, resume_at, track.open_trackers(cfg, tmp_path, warnings.append))
+        run_log = log.RunLog(
+            tmp_path, warnings.append, resume_at, trackers.open_trackers(cfg, tmp_path, warnings.append)
+        )
         for i in rows:
             run_log.write({"iteration": i, "Train/mean_reward": float(i)})
         run_log.close()
     assert warnings == []
-    name = json.loads((tmp_path / track.TRACK).read_text())["id"]
+    name = json.loads((tmp_path / trackers.TRACK).read_text())["id"]
     files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert files and all(file.name == f"run-{name}.wandb" and file.stat().st_size > 0 for file in files)
 
@@ -226,6 +229,6 @@ def test_trackio_itself(tmp_path: Path) -> None:
     assert done.stdout.split() == ["2", "4"], done.stderr
     with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "sdpg.db")) as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
-    name = json.loads((tmp_path / "run" / track.TRACK).read_text())["id"]
+    name = json.loads((tmp_path / "run" / trackers.TRACK).read_text())["id"]
     assert [(row[0], row[1]) for row in rows] == [(name, step) for step in (1, 2, 3, 4)]
     assert all("Perf/total_fps" in json.loads(row[2]) for row in rows)

@@ -17,10 +17,11 @@ import pytest
 import torch
 from conftest import NAN_TASK, subprocess_env, tiny
 
-from sdpg import checkpoint, folder, log, train
-from sdpg.build import choose_engine
+from sdpg import train
+from sdpg.engines import choose_engine
 from sdpg.errors import SdpgError
-from sdpg.tasks.base import make_task, registry
+from sdpg.run import checkpoint, folder, log
+from sdpg.tasks.base import TASKS, make_task
 
 CHANGING = ("seconds", "Perf/")  # metrics that are never twice the same
 
@@ -64,7 +65,7 @@ def _assert_same(a: Path, b: Path) -> None:
         }
 
 
-EVERYTHING = [(task, obs) for task in registry() for obs in make_task(task).inputs] + [("senses:Senses", "pixels")]
+EVERYTHING = [(task, obs) for task in TASKS.targets() for obs in make_task(task).inputs] + [("senses:Senses", "pixels")]
 
 
 @pytest.mark.parametrize(("task", "obs"), EVERYTHING)
@@ -423,9 +424,9 @@ def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_of_before_engines_could_be_chosen_goes_on_with_its_own() -> None:
     before = tiny()
     assert before.sim == "auto" and folder.engine_of(before) == "cpu"
-    folder.refuse_another(before, replace(before, sim="cpu"))
+    folder.require_same_options(before, replace(before, sim="cpu"))
     with pytest.raises(SdpgError, match="sim cpu -> warp"):
-        folder.refuse_another(before, replace(before, sim="warp"))
+        folder.require_same_options(before, replace(before, sim="warp"))
 
 
 def test_another_device_is_worth_a_word(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import torch
 from conftest import tiny
 from PIL import Image
 
-from sdpg import video
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.train import train
 from sdpg.types import Camera
+from sdpg.watch import film
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +30,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
     view = torch.full((3, 90, 90), 7, dtype=torch.uint8)
     stack = torch.tensor([10, 20, 30], dtype=torch.uint8).repeat_interleave(3)[:, None, None].expand(9, 6, 6)
-    picture = video.beside(view, [stack])
-    assert picture.shape == (90, 90 + 4 + 30, 3)
-    assert (picture[:, :90] == 7).all()
-    assert picture[[5, 45, 85], 110, 0].tolist() == [30, 20, 10]
+    image = film.beside(view, [stack])
+    assert image.shape == (90, 90 + 4 + 30, 3)
+    assert (image[:, :90] == 7).all()
+    assert image[[5, 45, 85], 110, 0].tolist() == [30, 20, 10]
 
 
 def test_depth_is_shown_near_bright() -> None:
     depth = torch.stack((torch.full((4, 4), 0.0), torch.full((4, 4), float("inf"))))
-    seen = video.colours(depth, Camera("eye", depth=True, stack=2))
-    picture = video.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
-    assert picture[0, -1].tolist() == [0, 0, 0] and picture[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
+    seen = film.colours(depth, Camera("eye", depth=True, stack=2))
+    image = film.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
+    assert image[0, -1].tolist() == [0, 0, 0] and image[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
 
 
 def test_play_writes_a_video_that_can_be_read(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,16 +50,16 @@ def test_play_writes_a_video_that_can_be_read(run: Path, tmp_path: Path, capsys:
     reader = imageio_ffmpeg.read_frames(str(out))
     meta = next(reader)
     assert meta["size"] == (96 + 4 + 32, 96) and meta["fps"] == 50.0
-    pictures = [np.frombuffer(frame, np.uint8) for frame in reader]
-    assert len(pictures) == result["pictures"] == result["lengths"][0]
-    assert not np.array_equal(pictures[0], pictures[-1])  # it moves
+    images = [np.frombuffer(frame, np.uint8) for frame in reader]
+    assert len(images) == result["images"] == result["lengths"][0]
+    assert not np.array_equal(images[0], images[-1])  # it moves
 
 
 def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "frames"
     assert main(["play", "hopper", "--policy", "zero", "--frames", str(folder), "--episodes", "1", "--size", "64"]) == 0
     files = sorted(folder.glob("*.png"))
-    assert f"{len(files)} pictures" in capsys.readouterr().out
+    assert f"{len(files)} images" in capsys.readouterr().out
     assert Image.open(files[0]).size == (64 + 4 + 20, 64)  # 64 + 4 + 21, made even
 
 
@@ -67,7 +67,7 @@ def test_every_camera_has_its_column(tmp_path: Path) -> None:
     argv = ["play", "senses:Senses", "--policy", "zero", "--frames", str(tmp_path), "--episodes", "1", "--size", "96"]
     assert main(argv) == 0
     width, height = Image.open(tmp_path / "00000.png").size
-    # three colour pictures, two of depth, one of another camera: 32, 48 and 96 high
+    # three colour images, two of depth, one of another camera: 32, 48 and 96 high
     assert (width, height) == (96 + (4 + 32 * 40 // 44) + (4 + 48 * 40 // 44) + (4 + 96 * 30 // 24), 96)
 
 
@@ -91,15 +91,15 @@ def test_a_video_that_cant_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, said in (("folder.mp4", "is a folder; give --video a file in it"), ("file/x.mp4", "can't be written")):
         with pytest.raises(SdpgError, match=said):
-            video.write_video(tmp_path / name, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
+            film.write_video(tmp_path / name, iter([np.zeros((16, 16, 3), np.uint8)] * 3), 10)
 
 
 def test_a_film_that_broke_off_is_an_error_and_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a full disk has it: ffmpeg ends without a word, and what it wrote can't be read."""
-    target, pictures = tmp_path / "out.mp4", [np.zeros((16, 16, 3), np.uint8)] * 3
-    assert video.write_video(target, iter(pictures), 10) == 3
+    target, images = tmp_path / "out.mp4", [np.zeros((16, 16, 3), np.uint8)] * 3
+    assert film.write_video(target, iter(images), 10) == 3
     before = target.read_bytes()
 
     def breaks_off(path: str, *args: object, **kwargs: object) -> Iterator[None]:
@@ -109,15 +109,15 @@ def test_a_film_that_broke_off_is_an_error_and_leaves_the_earlier_one(
 
     monkeypatch.setattr(imageio_ffmpeg, "write_frames", breaks_off)
     with pytest.raises(SdpgError, match="can't be written"):
-        video.write_video(target, iter(pictures), 10)
+        film.write_video(target, iter(images), 10)
     assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
 
 
 def test_a_mistake_in_what_is_filmed_is_not_called_one_of_the_film(tmp_path: Path) -> None:
-    def pictures() -> Iterator[np.ndarray]:
+    def images() -> Iterator[np.ndarray]:
         yield np.zeros((16, 16, 3), np.uint8)
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        video.write_video(tmp_path / "out.mp4", pictures(), 10)
+        film.write_video(tmp_path / "out.mp4", images(), 10)
     assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ from sdpg.cli import main
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.train import train
-from sdpg.view import Controls, Crane, Server, Show, Source, _Handler
+from sdpg.watch.browser import Controls, Crane, Server, Show, Source, _Handler
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZE = 96
@@ -79,11 +79,11 @@ def ask(
 
 
 def look(server: Server, after: int | str = "") -> dict[str, Any]:
-    """The facts of a picture newer than `after`."""
+    """The facts of a image newer than `after`."""
     answer, jpeg = ask(server, "GET", f"/shot?after={after}")
     assert answer.status == 200 and answer.getheader("Content-Type") == "image/jpeg"
     Image.open(io.BytesIO(jpeg)).verify()
-    return json.loads(answer.getheader("Sdpg-Facts") or "")
+    return json.loads(answer.getheader("Facts") or "")
 
 
 def look_until(server: Server, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_the_crane_starts_as_the_film_camera(task: str) -> None:
     env = make_env(task, 1, seed=3, threads=1)
     qpos, camera = env.physics().qpos[:, 0], env.task.camera
     film = make_renderer(env.sim.model, 1, [View(camera, SIZE, SIZE)]).render(qpos)[camera].rgb
-    ours = Crane(env, SIZE).picture(qpos, Controls())
+    ours = Crane(env, SIZE).image(qpos, Controls())
     assert film is not None and film[0].float().std() > 5
     # A quaternion in between: a pixel on an edge may fall to the other side.
     assert (film[0] != ours).float().mean() < 0.01
@@ -129,8 +129,8 @@ def test_the_crane_leads_around_what_it_looks_at() -> None:
         assert height is None or place[2] == pytest.approx(height, abs=1e-6)
     side, _ = crane._pose(qpos, Controls(turn=90.0))
     np.testing.assert_allclose((side - middle)[:2], [-(eye - middle)[1], (eye - middle)[0]], atol=1e-6)
-    pictures = [crane.picture(qpos, replace(Controls(), **wish)) for wish in ({}, {"turn": 90.0}, {"zoom": 2.0})]
-    assert not torch.equal(pictures[0], pictures[1]) and not torch.equal(pictures[0], pictures[2])
+    images = [crane.image(qpos, replace(Controls(), **wish)) for wish in ({}, {"turn": 90.0}, {"zoom": 2.0})]
+    assert not torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])
 
 
 def test_controls_clamp_numbers_and_refuse_the_rest() -> None:
@@ -207,7 +207,7 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
     [
         ("GET", "/", None, {"Host": "evil.example:8080"}, 403),  # a name that was made to point here
         ("POST", "/set", {"paused": True}, {"Origin": "http://evil.example"}, 403),  # a page of another site
-        ("GET", "/shot", None, {"Sec-Fetch-Site": "cross-site"}, 403),  # a picture in another site's page
+        ("GET", "/shot", None, {"Sec-Fetch-Site": "cross-site"}, 403),  # a image in another site's page
         ("GET", "/", None, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}, 403),
         ("POST", "/restart", None, {"Sec-Fetch-Site": "same-site"}, 403),  # another port of this machine
         ("POST", "/set", None, {"Content-Length": "9" * 5000}, 413),
@@ -382,7 +382,7 @@ def test_a_browser_shows_it_and_sets_it(run: Path, tmp_path: Path, present: Call
         browser.js("document.getElementById('step').click()")
         browser.js_until("document.getElementById('terms').rows.length", 3)
 
-        left, top = browser.js("(r => [r.x, r.y])(document.getElementById('picture').getBoundingClientRect())")
+        left, top = browser.js("(r => [r.x, r.y])(document.getElementById('image').getBoundingClientRect())")
         browser.mouse("Pressed", left + 50, top + 50, clickCount=1)
         browser.mouse("Moved", left + 30, top + 50)
         browser.mouse("Released", left + 30, top + 50)
@@ -390,12 +390,12 @@ def test_a_browser_shows_it_and_sets_it(run: Path, tmp_path: Path, present: Call
         facts = look_until(server, lambda facts: facts["controls"]["zoom"] > 1.0)
         assert facts["controls"]["turn"] == pytest.approx(8.0)
 
-        # What stands on the page is the server's newest picture.
+        # What stands on the page is the server's newest image.
         browser.js_until("shown", facts["number"])
-        page, picture = browser.screenshot(), Image.open(io.BytesIO(ask(server, "GET", "/shot")[1]))
-        x, y, (width, height) = round(left), round(top), picture.size
+        page, image = browser.screenshot(), Image.open(io.BytesIO(ask(server, "GET", "/shot")[1]))
+        x, y, (width, height) = round(left), round(top), image.size
         part = page[y : y + height, x : x + width]
         assert part.std() > 10
-        assert np.abs(part - np.asarray(picture, dtype=np.float32)).mean() < 2.0  # its corners are rounded
+        assert np.abs(part - np.asarray(image, dtype=np.float32)).mean() < 2.0  # its corners are rounded
     finally:
         browser.close()

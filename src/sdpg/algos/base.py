@@ -81,7 +81,7 @@ def _sum_gradients(parameters: Sequence[Tensor], group: Group) -> None:
     if group.size == 1:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat = group.sum_(torch.cat([gradient.flatten() for gradient in gradients]))
+    flat = group.all_reduce_(torch.cat([gradient.flatten() for gradient in gradients]))
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
 

@@ -42,7 +42,7 @@ def segment_returns(reward: Tensor, next_value: Tensor, done: Tensor, gamma: flo
     return nominal + difference
 
 
-def unspoiled(failed: Tensor, done: Tensor) -> Tensor:
+def valid_returns(failed: Tensor, done: Tensor) -> Tensor:
     """(T, N, K) bool: no failed step between t and the end of its stretch, so that the return at t can be believed."""
     good = ~failed
     for t in reversed(range(failed.shape[0] - 1)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sdpg.algos.api import Carry, Context, Policy
 from sdpg.algos.base import NetworkAlgorithm, batches, clipped_step, cosine_lr, linear_lr, places
-from sdpg.algos.returns import lambda_returns, segment_returns, unspoiled
+from sdpg.algos.returns import lambda_returns, segment_returns, valid_returns
 from sdpg.algos.sdpg_cfg import SdpgCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -32,14 +32,17 @@ from sdpg.types import Metrics, Rollout
 # --- the paper, as pure functions -------------------------------------------------------------------------------------
 
 
-def exploration_noise(seed: int, iteration: int, rows: Tensor, cfg: SdpgCfg, m: int, a: int) -> Tensor:
-    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; a function of (seed, iteration, row) alone."""
-    n = len(rows)
-    pairs = (m + 1) // 2 if cfg.antithetic else m
-    noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(cfg.horizon, pairs, a)  # (N, T, M or M/2, A)
-    if cfg.antithetic:
+def exploration_noise(
+    seed: int, iteration: int, rows: Tensor, size: tuple[int, int, int], antithetic: bool = False
+) -> Tensor:
+    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; of size (T, M, A) for each of the rows (N,), and a
+    function of (seed, iteration, row) alone."""
+    n, (t, m, a) = len(rows), size
+    pairs = (m + 1) // 2 if antithetic else m
+    noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(t, pairs, a)  # (N, T, M or M/2, A)
+    if antithetic:
         noise = torch.cat((noise, -noise), dim=2)[:, :, :m]
-    return torch.cat((noise.new_zeros(n, cfg.horizon, 1, a), noise), dim=2).transpose(0, 1).contiguous()
+    return torch.cat((noise.new_zeros(n, t, 1, a), noise), dim=2).transpose(0, 1).contiguous()
 
 
 def squash(action: Tensor, bound: float | None) -> Tensor:
@@ -115,8 +118,8 @@ class Sdpg(NetworkAlgorithm):
         self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
-            views, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.picture_origin,
-            cfg.picture_motion, cfg.encoder_features, generator,
+            views, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
+            cfg.image_motion, cfg.encoder_features, generator,
         )  # fmt: skip
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
@@ -166,7 +169,8 @@ class Sdpg(NetworkAlgorithm):
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         env.branch()
-        noise = exploration_noise(self.seed, self.iteration, env.rows, cfg, k - 1, a)  # (T, N, K, A)
+        size = (cfg.horizon, k - 1, a)
+        noise = exploration_noise(self.seed, self.iteration, env.rows, size, cfg.antithetic)  # (T, N, K, A)
         steps: list[tuple[Tensor, ...]] = []
         for t in range(cfg.horizon):
             obs = env.observe()
@@ -204,7 +208,7 @@ class Sdpg(NetworkAlgorithm):
         """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""
         # Its own generator per iteration: the state of all randomness is the iteration number.
         generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
-        good = unspoiled(rollout.failed, rollout.done) if rollout.failed.any() else None
+        good = valid_returns(rollout.failed, rollout.done) if rollout.failed.any() else None
         returns, target = self._returns(rollout)
         metrics = self._update_actor(rollout, returns, good, generator)
         metrics |= self._update_temperature(rollout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sdpg.algos.api import AlgoCfg, Algorithm, Context, ImageShape, Need, Shapes, Work
-from sdpg.nn.encoders import Convolutions, Origin, PictureCost, picture_cost
+from sdpg.nn.encoders import Convolutions, ImageCost, Origin, image_cost
 from sdpg.nn.modules import Exploration
 from sdpg.ranges import rules
 
@@ -59,17 +59,17 @@ class SdpgCfg(AlgoCfg):
     temperature_lr: float = 1e-3
 
     encoder: Convolutions = "drqv2"
-    """Convolutions for pictures: the paper's, or cheaper ones."""
-    picture_origin: Origin = "grey"
-    """What is subtracted from a picture: grey, as in the paper, or the run's first picture. Beyond the paper."""
-    picture_motion: bool = False
+    """Convolutions for images: the paper's, or cheaper ones."""
+    image_origin: Origin = "grey"
+    """What is subtracted from a image: grey, as in the paper, or the run's first image. Beyond the paper."""
+    image_motion: bool = False
     """Show the convolutions the newest frame and the changes between frames, in place of a stack. Beyond the paper."""
     encoder_features: int = 128
-    """Features that a picture is encoded into."""
+    """Features that a image is encoded into."""
     vector_widths: tuple[int, ...] = ()
     """Widths of an MLP encoder for vector sources; none: they are passed through."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the policy; auto: bfloat16 for pictures where the machine has it in hardware."""
+    """Of the policy; auto: bfloat16 for images where the machine has it in hardware."""
     actor_chunk: int = 2048
     """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
     actor_widths: tuple[int, ...] = (128, 64, 32)
@@ -132,9 +132,7 @@ class SdpgCfg(AlgoCfg):
         # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic; noise,
         # flags.
         step = 4 * (6 * d + 3 * a) + 64
-        return Need(
-            fixed, {"segment": k * t * step, "images of a segment": t * sum(image.bytes for image in shapes.images)}
-        )
+        return Need(fixed, {"segment": k * t * step, "images": t * sum(image.bytes for image in shapes.images)})
 
     def work(self, shapes: Shapes, ranks: int) -> dict[str, Work]:
         t, n, several = self.horizon, shapes.num_nominal, 1.0 if ranks > 1 else 0.0
@@ -159,9 +157,9 @@ class SdpgCfg(AlgoCfg):
         actor = sum(encoded) + _mlp((features, *self.actor_widths, shapes.action))
         return actor, _mlp((shapes.state, *self.critic_widths, 1))
 
-    def _image_cost(self, image: ImageShape) -> PictureCost:
+    def _image_cost(self, image: ImageShape) -> ImageCost:
         shape = (image.channels, image.height, image.width)
-        return picture_cost(shape, image.depth, self.encoder, self.encoder_features)
+        return image_cost(shape, image.depth, self.encoder, self.encoder_features)
 
     def build(self, context: Context) -> Algorithm:
         from sdpg.algos.sdpg import Sdpg

@@ -51,12 +51,12 @@ class Setup:
     horizon: int
     threads: int = 1
     ranks: int = 1
-    size: int | None = None  # width of the pictures; None: as the task has them
+    size: int | None = None  # width of the images; None: as the task has them
 
     @property
     def name(self) -> str:
-        pictures = f", {self.size} pixels" if self.size is not None else ""
-        shape = f"N {self.num_nominal}, M {self.num_auxiliary}, T {self.horizon}{pictures}"
+        images = f", {self.size} pixels" if self.size is not None else ""
+        shape = f"N {self.num_nominal}, M {self.num_auxiliary}, T {self.horizon}{images}"
         return f"{shape}; {self.ranks} x {self.threads}"
 
 
@@ -67,7 +67,7 @@ def amounts_of(work: Work, setup: Setup) -> list[float]:
 
 
 def resized(cameras: Mapping[str, Camera], size: int | None) -> dict[str, Camera]:
-    """With pictures `size` pixels wide: all cameras by the factor of the first."""
+    """With images `size` pixels wide: all cameras by the factor of the first."""
     if size is None or not cameras:
         return dict(cameras)
     factor = size / next(iter(cameras.values())).width
@@ -176,7 +176,7 @@ ASSUMPTIONS = [
     "physics: 3,973,340 steps/s of a humanoid, 8192 worlds, RTX PRO 6000 Blackwell (mujoco_warp pull request 1060), "
     "times 0.39 for an RTX 4080 (48.7 of 125 TFLOP/s float32; 717 of 1792 GB/s, 0.40). Any task is taken to be as "
     "heavy as the humanoid.",
-    "rendering: 755,039 pictures/s of 64 x 64 pixels, primitives, 8192 worlds (mujoco_warp pull request 1419, which "
+    "rendering: 755,039 images/s of 64 x 64 pixels, primitives, 8192 worlds (mujoco_warp pull request 1419, which "
     "does not name its card), times 0.39. Cost by the pixel; that a few worlds do not fill a card is left out.",
     "networks: 2 operations a multiply-add, three times as many where gradients are taken, at 30 % of 48.7 TFLOP/s.",
     "the rest: 1000 bytes a world and control step at 717 GB/s.",

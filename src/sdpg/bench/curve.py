@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdpg import curves, runs
 from sdpg.bench import machine
+from sdpg.report import curves
+from sdpg.run import listing
 
 POINTS = 200  # at most
 
 # name in the result -> (name in metrics.jsonl, what it is multiplied by)
 COLUMNS = curves.AXES | {
-    "return": (runs.RETURN, 1),
+    "return": (listing.RETURN, 1),
     "length": ("Train/mean_episode_length", 1),
     "memory_mb": ("Perf/memory_mb", 1),
 }
@@ -40,7 +41,7 @@ def run(options: Options) -> dict[str, Any]:
 
     evaluation = evaluate(options.run, options.episodes, task=options.task)
     evaluation.pop("checkpoint")  # a path
-    argv = runs.read_config(options.run)["sessions"][0]["argv"]
+    argv = listing.read_config(options.run)["sessions"][0]["argv"]
     command = shlex.join(["sdpg", *argv[1:]])  # however it was started
     return learning(options.run, options.label, command, evaluation)
 

@@ -1,4 +1,4 @@
-"""Milliseconds a picture takes through each encoder: to act, and to learn from."""
+"""Milliseconds a image takes through each encoder: to act, and to learn from."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import use_threads
+from sdpg.machine import use_threads
 from sdpg.nn.encoders import LAYERS, Pixels
 
 
 @dataclass(frozen=True)
 class Options:
-    """Time the encoders of pictures, float32."""
+    """Time the encoders of images, float32."""
 
     batch: int = 256
-    """Pictures at a time."""
+    """Images at a time."""
     size: int = 84
-    """Side of a picture in pixels; three frames of three colours."""
+    """Side of a image in pixels; three frames of three colours."""
     features: int = 128
     repeats: int = 5
     threads: int = 1
@@ -33,18 +33,18 @@ def run(options: Options) -> dict[str, Any]:
     use_threads(options.threads)
     generator = torch.Generator().manual_seed(0)
     shape = (9, options.size, options.size)
-    pictures = torch.randint(0, 256, (options.batch, *shape), dtype=torch.uint8, generator=generator)
+    images = torch.randint(0, 256, (options.batch, *shape), dtype=torch.uint8, generator=generator)
     rows = {}
     for kind in LAYERS:
         encoder = Pixels(shape, kind, options.features, generator)  # type: ignore[arg-type]
 
         @torch.no_grad()
         def act(encoder: Pixels = encoder) -> None:
-            encoder(pictures)
+            encoder(images)
 
         def learn(encoder: Pixels = encoder) -> None:
             encoder.zero_grad()
-            encoder(pictures).square().mean().backward()
+            encoder(images).square().mean().backward()
 
         rows[kind] = {"forward_ms": _per_picture(act, options), "with_gradients_ms": _per_picture(learn, options)}
     return {"kind": "encoder", "batch": options.batch, "machine": machine.describe(options.threads), "encoders": rows}

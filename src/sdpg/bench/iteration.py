@@ -21,11 +21,12 @@ from torch import Tensor
 from sdpg.algos.api import Algorithm
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import collecting, default_threads, make_env, use_threads
+from sdpg.build import make_env
 from sdpg.env import BranchedEnv
-from sdpg.policy import build_algorithm
+from sdpg.machine import collecting, default_threads, use_threads
 from sdpg.presets import resolve
-from sdpg.quarantine import Quarantine
+from sdpg.run.failures import FailureRecorder
+from sdpg.run.policy import build_algorithm
 from sdpg.sim.cpu import CpuSim
 
 
@@ -107,8 +108,8 @@ def watch_iteration(algo: Algorithm, env: BranchedEnv) -> Stopwatch:
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
     watch.watch(env, "column watch", "quarantine")
-    if env.eyes is not None:
-        watch.watch(env.eyes, "look", "rendering")
+    if env.frame_stacks is not None:
+        watch.watch(env.frame_stacks, "look", "rendering")
     return watch
 
 
@@ -127,7 +128,7 @@ def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
 
 def _iterate(algo: Algorithm, env: BranchedEnv) -> None:
     """As in training."""
-    with collecting(env):
+    with collecting(images=env.frame_stacks is not None):
         batch = algo.collect(env)
     algo.update(batch)
 
@@ -143,7 +144,7 @@ def run(options: Options) -> dict[str, Any]:
     algo = build_algorithm(cfg, env)
     assert isinstance(env.sim, CpuSim)
     native = Batch(env.sim.model, nsim=env.sim.num_worlds, nthread=threads)
-    Quarantine(
+    FailureRecorder(
         env, Path(), {}, cfg.algo.history, 0, warn=lambda message: None
     )  # remembers as in training, writes nothing
     controls, stop = _controls(env)
@@ -172,7 +173,7 @@ def run(options: Options) -> dict[str, Any]:
         "algorithm": options.algorithm,
         "preset": options.preset,
         "obs": options.obs,
-        "renderer": env.eyes.renderer.kind if env.eyes else None,
+        "renderer": env.frame_stacks.renderer.kind if env.frame_stacks else None,
         "num_nominal": cfg.num_nominal,
         "num_auxiliary": cfg.num_auxiliary,
         "horizon": steps,
@@ -180,7 +181,7 @@ def run(options: Options) -> dict[str, Any]:
         "machine": machine.describe(threads),
         "seconds": {name: value for name, value in middle.items() if name not in ("total", "raw")},
         "iteration_seconds": middle["total"],
-        "rendering_share": middle["rendering"] / middle["total"] if env.eyes else 0.0,
+        "rendering_share": middle["rendering"] / middle["total"] if env.frame_stacks else 0.0,
         "raw_seconds": middle["raw"],
         "ratio_to_raw": median(row["raw"] / row["total"] for row in rows),
         "world_steps_per_second": steps * env.sim.num_worlds / middle["total"],

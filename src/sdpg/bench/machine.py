@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from sdpg.build import default_threads
-from sdpg.folder import versions
+from sdpg.machine import default_threads
+from sdpg.run.provenance import versions
 
 
 def _cpu_model() -> str:

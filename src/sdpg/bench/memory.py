@@ -114,12 +114,13 @@ def _seen(task: str) -> str:
 
 
 def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, threads: int) -> dict[str, Any]:
-    """The child: whole iterations, or with none of them one segment of random actions whose pictures are kept."""
+    """The child: whole iterations, or with none of them one segment of random actions whose images are kept."""
     import torch
 
-    from sdpg.build import default_threads, make_env, use_threads
-    from sdpg.plan import make_plan, peak_bytes
-    from sdpg.policy import build_algorithm
+    from sdpg.build import make_env
+    from sdpg.machine import default_threads, peak_bytes, use_threads
+    from sdpg.run.memory import make_plan
+    from sdpg.run.policy import build_algorithm
 
     baseline = peak_bytes()
     threads = threads or default_threads()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sdpg import curves
 from sdpg.errors import SdpgError
+from sdpg.report import curves
 
 ORDER = ("cartpole", "hopper", "walker", "ant", "humanoid")  # the rest follow by name
 PRESET = "cpu preset"  # the label of curves that `sdpg train TASK` gives

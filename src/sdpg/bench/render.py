@@ -22,8 +22,9 @@ from torch import Tensor
 
 from sdpg.bench import machine
 from sdpg.bench.sim import timed
-from sdpg.build import compile_scene, default_threads, make_env
+from sdpg.build import compile_scene, make_env
 from sdpg.env import BranchedEnv
+from sdpg.machine import default_threads
 from sdpg.render.api import Renderer, View
 from sdpg.render.choose import choose, make_renderer
 

@@ -1,4 +1,4 @@
-"""Seconds of whole training iterations against N, M, T, threads, ranks and the size of pictures; a cost model that is
+"""Seconds of whole training iterations against N, M, T, threads, ranks and the size of images; a cost model that is
 fitted to some of these configurations and held against the others; what it says of machines that are not here.
 
     sdpg bench scaling hopper --write benchmarks/results/scaling-hopper-state.json
@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 from sdpg.bench import costs, machine
 from sdpg.bench.costs import Prices, Setup
-from sdpg.bench.crew import Crew, Job
-from sdpg.build import cameras_of, default_threads
+from sdpg.bench.measured import Job, MeasuredTraining
+from sdpg.build import cameras_of
 from sdpg.errors import SdpgError
+from sdpg.machine import default_threads
 from sdpg.presets import resolve
 from sdpg.tasks.base import make_task
 
@@ -32,7 +33,7 @@ MOST = 8  # iterations of a turn
 
 @dataclass(frozen=True)
 class Options:
-    """What an iteration costs: seconds against N, M, T, threads, ranks and pictures, and a model of them."""
+    """What an iteration costs: seconds against N, M, T, threads, ranks and images, and a model of them."""
 
     task: str = "hopper"
     """A name that `sdpg tasks` lists, or module:Class."""
@@ -84,14 +85,14 @@ def load(path: Path) -> dict[str, Any]:
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[Setup], list[Setup]]:
+def design(images: tuple[int, ...], threads: int, quick: bool) -> tuple[list[Setup], list[Setup]]:
     """Setups to fit the model to, the first of which is the one that all else is compared with, and others to hold it
-    against. `pictures`: widths of a large, a middle and a small one; none: no pictures.
+    against. `images`: widths of a large, a middle and a small one; none: no images.
 
     Among those to fit are a few small ones, whose critic has less than a batch to learn from: they tell the price of an
     optimiser step from that of its samples.
     """
-    large, middle, small = pictures or (None, None, None)
+    large, middle, small = images or (None, None, None)
     half = max(1, threads // 2)
 
     def make(n: int, m: int, t: int, threads: int = threads, ranks: int = 1, size: int | None = large) -> Setup:
@@ -100,7 +101,7 @@ def design(pictures: tuple[int, ...], threads: int, quick: bool) -> tuple[list[S
     if quick:
         fitted = [make(8, 7, 6), make(8, 3, 6, 1), make(4, 7, 6, size=small), make(8, 7, 3)]
         pair, held = [make(8, 7, 6, half, 2)], [make(4, 3, 6, size=middle)]
-    elif pictures:
+    elif images:
         fitted = [
             make(64, 63, 32), make(64, 15, 32), make(64, 15, 32, 1), make(16, 15, 32), make(32, 15, 8), make(64, 3, 32),
             make(64, 15, 32, size=small), make(32, 31, 16, 1, size=small), make(16, 3, 16, size=small),
@@ -172,12 +173,12 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
     """A row for each setup. All trainings are there from the beginning, and one of them runs at a time."""
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdpg-scaling-")))
-        crews: list[Crew] = []
+        crews: list[MeasuredTraining] = []
         stack.callback(_end, crews)
         for i, setup in enumerate(setups):
             folder = root / str(i)
             job = Job(options.task, options.obs, options.preset, options.seed, setup, str(folder / "run"))
-            crews.append(Crew(job, folder))
+            crews.append(MeasuredTraining(job, folder))
         for crew in crews:
             crew.ready()
         counts: list[int] = []
@@ -192,7 +193,7 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
         return [_row(setup, heard) for setup, heard in zip(setups, said, strict=True)]
 
 
-def _end(crews: Sequence[Crew]) -> None:
+def _end(crews: Sequence[MeasuredTraining]) -> None:
     for crew in crews:
         crew.dismiss()
     for crew in crews:

@@ -60,15 +60,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _configurations(rows: Sequence[Row], pictures: bool) -> str:
-    head = ["N", "M", "T", *(["pixels"] if pictures else []), "ranks x threads", "measured (s)", "model (s)", "error"]
+def _configurations(rows: Sequence[Row], images: bool) -> str:
+    head = ["N", "M", "T", *(["pixels"] if images else []), "ranks x threads", "measured (s)", "model (s)", "error"]
     head += ["memory (MB)", "planned (MB)"]
 
     def cells(row: Row) -> list[str]:
         low, high = row["quartiles"]
         return [
             *(str(row[name]) for name in ("num_nominal", "num_auxiliary", "horizon")),
-            *([str(row["size"])] if pictures else []),
+            *([str(row["size"])] if images else []),
             f"{row['ranks']} x {row['threads']}",
             f"{row['seconds']:.3f} ({low:.3f} to {high:.3f})",
             f"{row['predicted_seconds']:.3f}",

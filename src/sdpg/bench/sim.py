@@ -16,7 +16,8 @@ import torch
 from mujoco.batch import Batch
 
 from sdpg.bench import machine
-from sdpg.build import default_threads, make_env
+from sdpg.build import make_env
+from sdpg.machine import default_threads
 from sdpg.sim.cpu import CpuSim
 
 

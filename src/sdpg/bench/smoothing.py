@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdpg.algos.sdpg import SdpgCfg, advantage, ascent_direction, exploration_noise
+from sdpg.algos.sdpg import advantage, ascent_direction, exploration_noise
 from sdpg.bench import machine
 
 RIPPLE, FREQUENCY, JUMP_AT, KINK = 0.3, 14.0, 0.8, 0.2
@@ -68,8 +68,8 @@ def smoothed_gradient(a: Tensor, delta: float) -> Tensor:
 
 def estimates(a: Tensor, delta: float, m: int, options: Options) -> Tensor:
     """(repeats, points): the algorithm's own estimator; points are its rows, repeats its time steps."""
-    cfg = SdpgCfg(horizon=options.repeats, antithetic=options.antithetic)
-    noise = exploration_noise(options.seed, 0, torch.arange(len(a)), cfg, m, 1)  # (R, P, 1 + M, 1)
+    rows = torch.arange(len(a))
+    noise = exploration_noise(options.seed, 0, rows, (options.repeats, m, 1), options.antithetic)  # (R, P, 1 + M, 1)
     returns = function(a[None, :, None] + delta * noise[..., 0])
     std = torch.full((options.repeats, len(a), 1), delta)
     return ascent_direction(advantage(returns, None, normalize=False), noise, std, "delta")[0][..., 0]

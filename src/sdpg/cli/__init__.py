@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 from sdpg import __version__
 from sdpg.cli.examining import bench, check, doctor
+from sdpg.cli.parse import Argv, Help, positional, wants_help
 from sdpg.cli.training import evaluate, tasks, train
 from sdpg.cli.watching import compare, play, replay, runs, view
 from sdpg.distributed import RankLost, my_rank
 from sdpg.errors import SdpgError
-from sdpg.options import Argv, Help, positional, wants_help
 
 VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "tasks": (tasks, "list the tasks"),

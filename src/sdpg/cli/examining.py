@@ -8,9 +8,9 @@ import shlex
 import sys
 from typing import Annotated, Any, Literal
 
-from sdpg.cli.say import print_facts, print_json, write_json
+from sdpg.cli.output import print_facts, print_json, write_json
+from sdpg.cli.parse import Argv, parse, positional, wants_help
 from sdpg.errors import SdpgError
-from sdpg.options import Argv, parse, positional, wants_help
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ def check(argv: Argv) -> int:
     if name is None:
         raise SdpgError("which task? sdpg check TASK (`sdpg tasks` lists them)")
     from sdpg.build import make_env
-    from sdpg.check import check_task
+    from sdpg.check.checks import check_task
     from sdpg.tasks.base import make_task
 
     findings = check_task(make_task(name), functools.partial(make_env, sim=options.sim))
@@ -49,8 +49,8 @@ BENCHES = {
     "iteration": "seconds per phase of a training iteration",
     "memory": "peak memory of training, and how it grows with the number of environments",
     "render": "images per second of each renderer",
-    "encoder": "milliseconds a picture takes through each encoder",
-    "scaling": "what an iteration costs against N, M, T, threads, ranks and pictures, and a model of it",
+    "encoder": "milliseconds a image takes through each encoder",
+    "scaling": "what an iteration costs against N, M, T, threads, ranks and images, and a model of it",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",

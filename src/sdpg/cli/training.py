@@ -8,9 +8,9 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sdpg.cli.say import print_json, write_json
+from sdpg.cli.output import print_json, write_json
+from sdpg.cli.parse import Argv, parse, peek, positional, wants_help
 from sdpg.errors import SdpgError
-from sdpg.options import Argv, parse, peek, positional, wants_help
 
 if TYPE_CHECKING:  # verbs import what they need: `sdpg --help` answers at once
     from sdpg.config import TrainCfg
@@ -93,27 +93,28 @@ def _train_options() -> type[Any]:
 
 
 def train(argv: Argv) -> int:
-    from sdpg import folder, presets
+    from sdpg import presets
     from sdpg import train as training
-    from sdpg.display import Display
+    from sdpg.cli.display import Display
     from sdpg.distributed import join
+    from sdpg.run import resume as resume_rules
 
     task, rest = positional(argv)
     kind = _train_options()
     resume = peek(rest, "--resume")
     if task is None and resume in (None, "auto") and not wants_help(rest):
         raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
-    base = presets.resolve(task or "TASK", _choice(rest, "preset"), _choice(rest, "obs"))
+    base = presets.resolve(task or "TASK", _preset(rest), *(_peeked(rest, name) for name in ("obs", "algorithm")))
     if wants_help(rest):
         parse(kind, rest, "sdpg train TASK", kind(cfg=base))
     with join() as group:
         typed = task or peek(rest, "--task")
-        resume, saved = group.first(lambda: _to_go_on_with(typed, base, resume, peek(rest, "--run")))
+        resume, saved = group.on_rank_zero(lambda: resume_target(typed, base, resume, peek(rest, "--run")))
         base = saved or base
         options = parse(kind, rest, "sdpg train TASK", kind(cfg=base))
         cfg: TrainCfg = options.cfg
         if resume is not None:
-            folder.refuse_another(base, cfg)
+            resume_rules.require_same_options(base, cfg)
         elif cfg.task != task:
             raise SdpgError(f"the task is given twice: {task} and --task {cfg.task}")
         quiet = options.quiet or group.rank > 0
@@ -124,29 +125,36 @@ def train(argv: Argv) -> int:
     return 0
 
 
-def _to_go_on_with(
+def resume_target(
     task: str | None, base: TrainCfg, resume: str | None, run: str | None
 ) -> tuple[str | None, TrainCfg | None]:
     """The folder of the run that is resumed, and its options; None if a new one begins."""
-    from sdpg import folder
+    from sdpg.run import resume as resume_rules
 
     if resume == "auto":
-        resume, run = folder.to_go_on_with(base, run), None
+        resume, run = resume_rules.resume_target(base, run), None
     if resume is None:
         return None, None
     if run is not None:
         raise SdpgError("--run is for a new run; --resume goes on in its own folder")
-    return resume, folder.cfg_from_dict(folder.saved_options(Path(resume)), task)
+    return resume, resume_rules.cfg_from_dict(resume_rules.saved_options(Path(resume)), task)
 
 
-def _choice(argv: Argv, name: str) -> str:
-    """An option that decides the defaults of the others. tyro trusts defaults, so the value is checked here."""
+def _peeked(argv: Argv, name: str) -> str:
+    """An option that decides the defaults of the others, and which there are."""
     from sdpg.config import TrainCfg
 
-    allowed = typing.get_args(typing.get_type_hints(TrainCfg)[name])
-    value = peek(argv, f"--{name}") or getattr(TrainCfg, name)
+    return peek(argv, f"--{name}") or getattr(TrainCfg, name)
+
+
+def _preset(argv: Argv) -> str:
+    """tyro trusts defaults, so the value is checked here."""
+    from sdpg.config import TrainCfg
+
+    allowed = typing.get_args(typing.get_type_hints(TrainCfg)["preset"])
+    value = _peeked(argv, "preset")
     if value not in allowed:
-        raise SdpgError(f"--{name} '{value}' is not known; give one of {', '.join(allowed)}")
+        raise SdpgError(f"--preset '{value}' is not known; give one of {', '.join(allowed)}")
     return value
 
 
@@ -177,7 +185,7 @@ def evaluate(argv: Argv) -> int:
     options = parse(EvalOptions, rest, "sdpg eval RUN")
     if run is None:
         raise SdpgError("which run? sdpg eval RUN (the folder that `sdpg train` printed)")
-    from sdpg.display import progress
+    from sdpg.cli.display import progress
     from sdpg.evaluate import evaluate as evaluate_run
 
     watch = progress("episodes")

@@ -1,4 +1,4 @@
-"""play, view, replay: a policy in pictures; runs, compare: what has been trained."""
+"""play, view, replay: a policy in images; runs, compare: what has been trained."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from sdpg.cli.say import print_json
+from sdpg.cli.output import print_json
+from sdpg.cli.parse import Argv, parse, positional
 from sdpg.errors import SdpgError
-from sdpg.options import Argv, parse, positional
 
 # --- play, view -------------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class PlayOptions(_Watch):
     video: str | None = None
     """The mp4 to write; out.mp4 if neither this nor --frames is given."""
     frames: str | None = None
-    """Write PNG pictures into this folder instead."""
+    """Write PNG images into this folder instead."""
     episodes: int = 2
     json: bool = False
     """One JSON object on standard output."""
@@ -57,28 +57,28 @@ def play(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(PlayOptions, rest, "sdpg play RUN")
     subject = _subject("play", subject, options)
-    from sdpg import video
-    from sdpg.display import progress
+    from sdpg.cli.display import progress
+    from sdpg.watch import film, player
 
     if options.policy is None:
-        policy, env = video.open_run(Path(subject), options.checkpoint, options.seed, options.task)
+        policy, env = player.open_run(Path(subject), options.checkpoint, options.seed, options.task)
     else:
-        policy, env = video.simple_policy(options.policy, subject, options.seed)
+        policy, env = player.simple_policy(options.policy, subject, options.seed)
     result: dict[str, Any] = {}
-    pictures = video.frames(policy, env, options.episodes, options.size, result, progress("filming"))
-    stride = video.frame_stride(env)
+    images = film.frames(policy, env, options.episodes, options.size, result, progress("filming"))
+    stride = film.frame_stride(env)
     target = Path(options.frames or options.video or "out.mp4")
     if options.frames is not None:
-        result["pictures"] = video.write_frames(target, pictures)
+        result["images"] = film.write_frames(target, images)
     else:
         fps = 1.0 / (env.task.step_seconds * stride)
-        result["pictures"] = video.write_video(target, pictures, fps)
+        result["images"] = film.write_video(target, images, fps)
     result["file"] = str(target)
     if options.json:
         print_json(result)
     else:
         returns = ", ".join(f"{value:.1f}" for value in result["returns"])
-        print(f"{target}: {result['pictures']} pictures, returns {returns}")
+        print(f"{target}: {result['images']} images, returns {returns}")
     return 0
 
 
@@ -98,8 +98,8 @@ def view(argv: Argv) -> int:
     subject, rest = positional(argv)
     options = parse(ViewOptions, rest, "sdpg view RUN")
     subject = _subject("view", subject, options)
-    from sdpg import view as viewing
     from sdpg.train import stop_on_signals
+    from sdpg.watch import browser as viewing
 
     with viewing.Server(options.port) as server:
         source = viewing.Source.find(subject, options.policy, options.checkpoint, options.seed, options.task)
@@ -125,7 +125,7 @@ class ReplayOptions:
     video: str | None = None
     """Also write an mp4 of it."""
     size: int = 480
-    """Side of its picture in pixels."""
+    """Side of its image in pixels."""
     task: str | None = None
     """The dump's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
     trust_model: bool = False
@@ -139,15 +139,16 @@ def replay(argv: Argv) -> int:
     options = parse(ReplayOptions, rest, "sdpg replay DUMP")
     if path is None:
         raise SdpgError("which dump? sdpg replay DUMP (a file in the folder bad/ of a run)")
-    from sdpg import quarantine, video
-    from sdpg import replay as replaying
+    from sdpg.run import failures
+    from sdpg.watch import film
+    from sdpg.watch import replay as replaying
 
-    dump = quarantine.load(Path(path))
+    dump = failures.load(Path(path))
     played = replaying.replay(dump, options.task, options.trust_model)
     facts = replaying.report(path, dump, played)
     if options.video is not None:
-        pictures = replaying.film(dump, played, options.size)
-        facts["pictures"] = video.write_video(Path(options.video), pictures, replaying.FPS)
+        images = replaying.film(dump, played, options.size)
+        facts["images"] = film.write_video(Path(options.video), images, replaying.FPS)
         facts["file"] = options.video
     if options.json:
         print_json(facts)
@@ -160,8 +161,8 @@ def replay(argv: Argv) -> int:
 
 
 def runs(argv: Argv) -> int:
-    from sdpg import runs as folders
-    from sdpg.display import print_table
+    from sdpg.cli.display import print_table
+    from sdpg.run import listing as folders
 
     given, rest = positional(argv)
     options = parse(folders.Options, rest, "sdpg runs")
@@ -177,9 +178,9 @@ def runs(argv: Argv) -> int:
 
 
 def compare(argv: Argv) -> int:
-    from sdpg import compare as comparison
-    from sdpg.display import print_table
-    from sdpg.folder import RESUMABLE
+    from sdpg.cli.display import print_table
+    from sdpg.report import compare as comparison
+    from sdpg.run.resume import RESUMABLE
 
     options = parse(comparison.Options, argv, "sdpg compare")
     result = comparison.compare(options, RESUMABLE)

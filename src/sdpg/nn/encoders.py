@@ -1,4 +1,4 @@
-"""Encoders: one per source, their features are concatenated. Pictures stay uint8 until they are in here."""
+"""Encoders: one per source, their features are concatenated. Images stay uint8 until they are in here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Origin = Literal["grey", "first"]
 LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "drqv2": ((32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)),  # the paper's
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-    "half": ((32, 4, 2), (64, 4, 2), (64, 3, 1)),  # the same on pictures of half the size
+    "half": ((32, 4, 2), (64, 4, 2), (64, 3, 1)),  # the same on images of half the size
     "small": ((16, 4, 2), (32, 4, 2), (32, 3, 1)),  # and at half the width
 }
 DEPTH_LAYERS = ((32, 5, 1), (32, 2, 2), (64, 3, 1))  # the second one is a pooling
@@ -80,7 +80,7 @@ def scaled(x: Tensor, halved: bool) -> Tensor:
 
 
 def refuse_small(height: int, width: int, kind: Convolutions | None) -> None:
-    """Pictures that would have no pixel left behind the last layer; None: of the depth encoder."""
+    """Images that would have no pixel left behind the last layer; None: of the depth encoder."""
     least = 1
     for _, kernel, stride in reversed(DEPTH_LAYERS if kind is None else LAYERS[kind]):
         least = (least - 1) * stride + kernel
@@ -89,13 +89,13 @@ def refuse_small(height: int, width: int, kind: Convolutions | None) -> None:
     if min(height, width) < least:
         encoder = "the depth encoder" if kind is None else f"the encoder '{kind}'"
         raise SdpgError(
-            f"pictures of {width} x {height} pixels are too small for {encoder}: "
+            f"images of {width} x {height} pixels are too small for {encoder}: "
             f"give the camera a width and height of at least {least}"
         )
 
 
 class Pixels(nn.Module):
-    """uint8 pictures (B, C, H, W) less `origin` -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
+    """uint8 images (B, C, H, W) less `origin` -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
 
     origin: Tensor
 
@@ -124,10 +124,10 @@ class Pixels(nn.Module):
         self.projection = linear(channels * height * width, features, generator, gain=1.0)
         self.norm = nn.LayerNorm(features)
 
-    def look_from(self, picture: Tensor) -> None:
-        """Make `picture` (C, H, W) the origin. What all pictures share is most of each of them: left in, it drowns what
+    def look_from(self, image: Tensor) -> None:
+        """Make `image` (C, H, W) the origin. What all images share is most of each of them: left in, it drowns what
         tells them apart, and the normalised features of a new network hardly depend on the state."""
-        self.origin.copy_(scaled(picture[None], self.halved))
+        self.origin.copy_(scaled(image[None], self.halved))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.convolutions(scaled(x, self.halved).sub_(self.origin))
@@ -135,7 +135,7 @@ class Pixels(nn.Module):
 
 
 class Depth(nn.Module):
-    """Depth pictures (B, C, H, W) in metres, scaled by `far` to [-0.5, 0.5] -> (B, features)."""
+    """Depth images (B, C, H, W) in metres, scaled by `far` to [-0.5, 0.5] -> (B, features)."""
 
     def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float):
         super().__init__()
@@ -153,8 +153,8 @@ class Depth(nn.Module):
 
 
 @dataclass(frozen=True)
-class PictureCost:
-    """Of the encoder of one picture source: its parameters; of one sample, the numbers that its layers put out and the
+class ImageCost:
+    """Of the encoder of one image source: its parameters; of one sample, the numbers that its layers put out and the
     multiply-adds that these take."""
 
     parameters: int
@@ -162,7 +162,7 @@ class PictureCost:
     multiply_adds: int
 
 
-def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: int) -> PictureCost:
+def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: int) -> ImageCost:
     counts: list[tuple[int, int]] = []
 
     def count(layer: nn.Module, inputs: object, output: Tensor) -> None:
@@ -177,7 +177,7 @@ def picture_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features
                 layer.register_forward_hook(count)
         encoder(torch.zeros(1, *shape, dtype=torch.float32 if depth else torch.uint8))
     outputs, multiply_adds = map(sum, zip(*counts, strict=True))
-    return PictureCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds)
+    return ImageCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds)
 
 
 def make_encoders(
@@ -193,7 +193,7 @@ def make_encoders(
 ) -> dict[str, tuple[nn.Module, int]]:
     """An encoder and its number of features for each source, by an example of what it shows: (N, ...).
 
-    Vectors are normalised, then passed through or, with `widths`, through an MLP; uint8 pictures are colours, others
+    Vectors are normalised, then passed through or, with `widths`, through an MLP; uint8 images are colours, others
     are metres.
     """
     encoders: dict[str, tuple[nn.Module, int]] = {}
@@ -213,12 +213,12 @@ def make_encoders(
 
 
 def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], views: Iterable[Tensor]) -> bool:
-    """auto: for pictures where the hardware multiplies bfloat16; elsewhere it is emulated and slower than float32."""
+    """auto: for images where the hardware multiplies bfloat16; elsewhere it is emulated and slower than float32."""
     if precision != "auto":
         return precision == "bfloat16"
-    pictures = [view for view in views if view.dim() == 4]
-    if not pictures:
+    images = [view for view in views if view.dim() == 4]
+    if not images:
         return False
-    if pictures[0].device.type == "cuda":
+    if images[0].device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

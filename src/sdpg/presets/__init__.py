@@ -13,6 +13,7 @@ from dataclasses import replace
 from sdpg.algos.registry import algorithm as algorithm_options
 from sdpg.config import TrainCfg
 from sdpg.presets.delta import Delta, Values
+from sdpg.tasks.base import TASKS, task_class
 
 
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
@@ -20,6 +21,8 @@ def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str =
     algo, delta = algorithm_options(algorithm)(), _delta(task, preset, obs, algorithm)
     run: Values = {"num_auxiliary": 0} if algo.auxiliaries[1] == 0 else {}
     cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm, algo=algo)  # type: ignore[arg-type]
+    if ":" in task or task in TASKS.targets():
+        cfg = replace(cfg, task_cfg=task_class(task).Cfg())
     return replace(cfg, **run | delta.run, algo=replace(algo, **delta.algo))
 
 

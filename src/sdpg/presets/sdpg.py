@@ -28,7 +28,7 @@ PAPER = {
         },
     ),
 }
-_PICTURES = Delta({}, {"actor_chunk": 256})
+_IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
     "hopper": Delta({"iterations": 20_000}),
     "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
@@ -59,13 +59,13 @@ CPU = {
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
 }
-_CPU_PICTURES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
+_CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
 # the encoder learns from directions with half the noise. And less of an action to begin with, in mean and noise: under
 # strong noise nobody stays on their feet, so the best that is left is a dive, which many seeds then never leave.
 _RUNNERS = Delta(
     {"num_auxiliary": 63, "iterations": 1250},
-    {"picture_origin": "first", "picture_motion": True, "initial_std": 0.5, "output_gain": 0.1},
+    {"image_origin": "first", "image_motion": True, "initial_std": 0.5, "output_gain": 0.1},
 )
 CPU_PIXELS = {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walker": _RUNNERS}
 
@@ -73,9 +73,9 @@ CPU_PIXELS = {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walke
 def delta(task: str, preset: str, obs: str) -> Delta:
     result = PAPER.get(task, Delta({}, _ENTROPY))
     if obs != "state":
-        result |= _PICTURES | PAPER_PIXELS.get(task, NOTHING)
+        result |= _IMAGES | PAPER_PIXELS.get(task, NOTHING)
     if preset == "cpu":
         result |= _CPU | CPU.get(task, NOTHING)
         if obs != "state":
-            result |= _CPU_PICTURES | CPU_PIXELS.get(task, NOTHING)
+            result |= _CPU_IMAGES | CPU_PIXELS.get(task, NOTHING)
     return result

@@ -27,6 +27,6 @@ def jit(function: Callable[..., Any]) -> Any:
         return njit(**_OPTIONS)(function)
 
 
-def part(function: Callable[..., Any]) -> Any:
+def inline_jit(function: Callable[..., Any]) -> Any:
     """Compiled together with those that call it: what only Python would need is left out, which takes less time."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)

@@ -12,7 +12,7 @@ from math import ceil, floor, sqrt
 
 import numpy as np
 
-from sdpg.render.compiled import jit, part
+from sdpg.render.compiled import inline_jit, jit
 
 LANES = 8  # pixels that are worked on at once
 PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6  # mjtGeom
@@ -21,13 +21,13 @@ _ZERO, _ONE, _TINY, _INF = np.float32(0), np.float32(1), np.float32(1e-12), np.f
 _TIE = np.float32(1 + 1e-6)  # surfaces this close are one; the later geom is seen, as in MuJoCo
 
 
-@part
+@inline_jit
 def _turn(matrix, v0, v1, v2, k):
     """Component k in the camera's frame of a world vector."""
     return matrix[k] * v0 + matrix[3 + k] * v1 + matrix[6 + k] * v2
 
 
-@part
+@inline_jit
 def _place(pose, kind, size, xpos, xmat, cpos, cmat):
     """A geom's row: 0 centre, 3, 6, 9 its axes x, y, z, 12 size. (15,)"""
     for k in range(3):
@@ -40,7 +40,7 @@ def _place(pose, kind, size, xpos, xmat, cpos, cmat):
         pose[13] = _ZERO  # a capsule without length
 
 
-@part
+@inline_jit
 def _sphere_bounds(c, depth, r):
     """Where a sphere at coordinate c and this depth begins and ends on the plane at depth 1."""
     over = depth * depth - r * r
@@ -48,7 +48,7 @@ def _sphere_bounds(c, depth, r):
     return (c * depth - reach) / over, (c * depth + reach) / over
 
 
-@part
+@inline_jit
 def _bounds(pose, kind, out):
     """xmin, xmax, ymin, ymax on the plane at depth 1; everything if the camera is close. False: it is behind."""
     out[0], out[1], out[2], out[3] = -1e9, 1e9, -1e9, 1e9
@@ -84,7 +84,7 @@ def _bounds(pose, kind, out):
     return farthest > 0.0
 
 
-@part
+@inline_jit
 def _pixels(low, high, first, step, count):
     """Pixels [a, b) of `count` whose centres, first + index * step, are from low to high, and one more either side."""
     a, b = (low - first) / step, (high - first) / step
@@ -99,7 +99,7 @@ def _pixels(low, high, first, step, count):
 # p: the geom's row; z (H, Wp): nearest depth so far; ids (H, Wp): whose; box: rows [0, 1) and columns [2, 3)
 
 
-@part
+@inline_jit
 def _draw_capsule(p, xs, ys, z, ids, box, g):
     """Also spheres. The parts of d and of the centre that are perpendicular to the axis make a quadratic in t."""
     r, h, ax, ay, az = p[12], p[13], p[9], p[10], p[11]
@@ -132,7 +132,7 @@ def _draw_capsule(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@part
+@inline_jit
 def _draw_ellipsoid(p, xs, ys, z, ids, box, g):
     """A unit sphere, after dividing its own coordinates by its half axes."""
     iu, iv, iw = _ONE / p[12], _ONE / p[13], _ONE / p[14]
@@ -160,12 +160,12 @@ def _draw_ellipsoid(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@part
+@inline_jit
 def _nonzero(value):
     return value if abs(value) > _TINY else _TINY
 
 
-@part
+@inline_jit
 def _draw_cylinder(p, xs, ys, z, ids, box, g):
     """Where the ray is both inside the endless cylinder and between the planes of the ends."""
     h, ax, ay, az = p[13], p[9], p[10], p[11]
@@ -191,7 +191,7 @@ def _draw_cylinder(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@part
+@inline_jit
 def _draw_box(p, xs, ys, z, ids, box, g):
     """Where the ray is between all three pairs of planes."""
     px, qx, rx, s0, s1, s2 = p[3], p[6], p[9], p[12], p[13], p[14]
@@ -215,7 +215,7 @@ def _draw_box(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@part
+@inline_jit
 def _draw_plane(p, xs, ys, z, ids, box, g):
     """Seen from above only; a size of 0 means endless."""
     ax, ux, vx = p[9], p[3], p[6]
@@ -240,7 +240,7 @@ def _draw_plane(p, xs, ys, z, ids, box, g):
             whose[j] = g if seen else whose[j]
 
 
-@part
+@inline_jit
 def _draw(kind, xs, ys, p, g, z, ids, box):
     if kind == PLANE:
         _draw_plane(p, xs, ys, z, ids, box, g)

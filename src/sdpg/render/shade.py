@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdpg.render.compiled import jit, part
+from sdpg.render.compiled import inline_jit, jit
 
 PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6  # mjtGeom
 SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all directions
@@ -17,7 +17,7 @@ HEADLIGHT = -1  # in place of a light's number: directional, along the camera's 
 _ZERO, _HALF, _ONE, _FULL, _TINY = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255), np.float32(1e-12)
 
 
-@part
+@inline_jit
 def _normal(p, g, kind, x, y, z):
     """Of the surface at a point of a geom that is not a plane."""
     qx, qy, qz = x - p[g, 0], y - p[g, 1], z - p[g, 2]
@@ -54,7 +54,7 @@ def _normal(p, g, kind, x, y, z):
     )
 
 
-@part
+@inline_jit
 def _light(nx, ny, nz, x, y, z, shine, exponent, kinds, lights, rows):
     """Diffuse (3) and specular (3) light on a point."""
     dr, dg, db, sr, sg, sb = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
@@ -80,12 +80,12 @@ def _light(nx, ny, nz, x, y, z, shine, exponent, kinds, lights, rows):
     return dr, dg, db, sr, sg, sb
 
 
-@part
+@inline_jit
 def _byte(value):
     return np.uint8(min(max(value, _ZERO), _ONE) * _FULL)
 
 
-@part
+@inline_jit
 def _sample(look, image, u, v):
     """Colour 0 to 255 at u, v in [0, 1]: linear between texels, constant beyond the outermost centres."""
     start, width, height = look.images[image, 0], look.images[image, 1], look.images[image, 2]
@@ -104,7 +104,7 @@ def _sample(look, image, u, v):
     return r, g, b
 
 
-@part
+@inline_jit
 def _shade_sky(xs, ys, width, look, cmat, ids, rgb):
     """The pixels of a sky with a picture on it; MuJoCo turns it so that the cube's y is up, faces +x -x +y -y +z -z."""
     side = np.float32(look.images[look.sky_image, 1])
@@ -129,7 +129,7 @@ def _shade_sky(xs, ys, width, look, cmat, ids, rgb):
             rgb[0, i, j], rgb[1, i, j], rgb[2, i, j] = np.uint8(r), np.uint8(g), np.uint8(b)
 
 
-@part
+@inline_jit
 def _shade_plane(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
     """Row by row: texture coordinates, colours 0 to 255, light. A plane under directional lights is lit evenly."""
     m, image, wide, rows, ambient = look.material[r, g], look.texture[g], xs.size, look.light_rows[r], look.ambient[r]
@@ -185,7 +185,7 @@ def _shade_plane(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
                 out[j] = value if whose[j] == g else out[j]
 
 
-@part
+@inline_jit
 def _shade_round(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
     """Capsules and spheres under directional lights, a row at a time: what `_shade_others` does, and much faster."""
     h, inverse, ax, ay, az = p[13], _ONE / p[12], p[9], p[10], p[11]
@@ -219,7 +219,7 @@ def _shade_round(xs, ys, look, r, p, g, lights, z, ids, box, rgb):
                 out[j] = value if whose[j] == g else out[j]
 
 
-@part
+@inline_jit
 def _shade_others(xs, ys, kinds, look, r, pose, lights, z, ids, box, done, rgb):
     """What is left; `box` is around all of it. (No views of arrays in here: counting references costs more.)"""
     m, rows, ambient = look.material[r], look.light_rows[r], look.ambient[r]
@@ -237,7 +237,7 @@ def _shade_others(xs, ys, kinds, look, r, pose, lights, z, ids, box, done, rgb):
                 rgb[c, i, j] = _byte(m[g, c] * (m[g, 3] + ambient[c] + light[c]) + light[3 + c])
 
 
-@part
+@inline_jit
 def _place_lights(look, poses, n, cpos, cmat, lights):
     """lights (L, 6): towards it, or where it is if it is not directional (3); its direction (3)."""
     for k in range(look.light.shape[0]):

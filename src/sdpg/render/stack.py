@@ -11,7 +11,7 @@ from sdpg.render.api import Renderer
 from sdpg.types import Camera
 
 
-class Eyes:
+class FrameStacks:
     """A renderer and its frame stacks, on its device: source -> (N, stack * channels, H, W), the newest frame last.
 
     Every `look` makes new tensors, so that what was handed out before stays as it was.

@@ -67,7 +67,7 @@ class Simulator(Protocol):
         all worlds or of `worlds` (n,): a copy, to look at."""
         ...
 
-    def complaint(self, world: int) -> str:
+    def failure_reason(self, world: int) -> str:
         """What the engine said of a world that the last `step` reported; "" if it did not."""
         ...
 

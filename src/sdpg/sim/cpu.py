@@ -22,7 +22,7 @@ _STAGES = {
 }
 
 
-def hush() -> None:
+def silence_mujoco_log() -> None:
     """Warnings are counted world by world; the engine need not print them and leave a log file behind as well."""
     config = mujoco.MjLogConfig.get()
     config.logto_console = config.logto_file = False
@@ -36,7 +36,7 @@ class CpuSim:
 
     def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0, reads: tuple[str, ...] = ()):
         self.model, self.num_worlds = model, num_worlds
-        hush()
+        silence_mujoco_log()
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread
@@ -103,7 +103,7 @@ class CpuSim:
             return torch.from_numpy(np.repeat(shared, len(ids), axis=0))
         return torch.from_numpy(own[ids])
 
-    def complaint(self, world: int) -> str:
+    def failure_reason(self, world: int) -> str:
         last, kinds = self._batch.warning[world, :, 0], np.flatnonzero(self._warned[world])
         said = [self._batch.error(world), *(mujoco.mju_warningText(int(kind), int(last[kind])) for kind in kinds)]
         return "; ".join(" ".join(text.split()) for text in said if text)

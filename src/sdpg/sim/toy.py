@@ -82,7 +82,7 @@ class ToySim:
     def params(self, field: str, worlds: Tensor | None = None) -> Tensor:
         return self._params[field].clone() if worlds is None else self._params[field][worlds]
 
-    def complaint(self, world: int) -> str:
+    def failure_reason(self, world: int) -> str:
         return "" if torch.isfinite(self._rows[world]).all() else "the state is not finite"
 
     def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:

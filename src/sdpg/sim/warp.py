@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sdpg.errors import SdpgError
-from sdpg.sim.cpu import hush
+from sdpg.sim.cpu import silence_mujoco_log
 from sdpg.sim.reads import stage_of
 from sdpg.types import MOCAP
 from sdpg.warp_engine import engine, in_order, numbered
@@ -155,7 +155,7 @@ class WarpSim:
             values = default.expand(self.num_worlds, *default.shape[1:])
         return values.clone() if worlds is None else values[worlds]
 
-    def complaint(self, world: int) -> str:
+    def failure_reason(self, world: int) -> str:
         wrong = zip(_WATCHED, self._wrong[:, world].tolist(), strict=True)
         said = [f"{name} is not finite or beyond {_MAX_VALUE:.0e}" for name, bad in wrong if bad]
         if flags := int(self._flags[world]):
@@ -356,7 +356,7 @@ class WarpSim:
 def trial(model: mujoco.MjModel) -> tuple[int, int]:
     """Contacts and constraints of a world to make room for: the most that plain MuJoCo meets from random poses, and a
     margin."""
-    hush()
+    silence_mujoco_log()
     data, rng = mujoco.MjData(model), np.random.default_rng(0)
     contacts = constraints = 0
     for i in range(_TRIALS):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sdpg.tasks import Memory, Physics, Terms
 from sdpg.tasks.terms import FloatingRobot, forward_projection, up_projection
-from sdpg.types import Memory, Physics, Terms
 
 MIN_HEIGHT, MAX_HEIGHT = 0.27, 1.3  # of the torso
 UP_WEIGHT = 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.names import Names
+from sdpg.plugins import Plugins
 from sdpg.rng import RowRng
-from sdpg.tasks.registry import BUILT_IN as BUILT_IN
-from sdpg.tasks.registry import registry
+from sdpg.tasks.registry import BUILT_IN, GROUP
 from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
 
 
@@ -100,19 +99,21 @@ class Task(ABC):
         return {}
 
 
-def make_task(name: str) -> Task:
+TASKS = Plugins("task", Task, GROUP, BUILT_IN)
+
+
+def task_class(name: str) -> type[Task]:
     """By registered name, or "my_package.my_module:MyTask"."""
-    target = name if ":" in name else registry().get(name)
-    if target is None:
-        raise SdpgError(f"unknown task '{name}'; known: {', '.join(sorted(registry()))}; or give module:Class")
-    module, _, attribute = target.partition(":")
+    return TASKS.load(name)
+
+
+def make_task(name: str, cfg: TaskCfg | None = None) -> Task:
+    """With its own options, or with `cfg`."""
+    kind = task_class(name)
     try:
-        kind = getattr(importlib.import_module(module), attribute)
-        if isinstance(kind, type) and issubclass(kind, Task):  # nothing else is ever called
-            return kind()
-    except Exception as error:  # a module of the user's may raise anything
-        raise SdpgError(f"task '{name}' can't be loaded from {target}: {type(error).__name__}: {error}") from error
-    raise SdpgError(f"task '{name}' ({target}) is not a subclass of sdpg.tasks.base.Task")
+        return kind() if cfg is None else kind(cfg)
+    except Exception as error:  # a class of the user's may raise anything
+        raise SdpgError(f"task '{name}' can't be made: {type(error).__name__}: {error}") from error
 
 
 def named_in_file(name: Any, typed: str | None = None) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sdpg.rng import RowRng
+from sdpg.tasks import Camera, Ended, Memory, Physics, RowRng, Start, Terms
 from sdpg.tasks.terms import Robot, effort
-from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
 
 RAIL = 1.2  # metres to either side
 MAX_TILT = 1.0  # radians

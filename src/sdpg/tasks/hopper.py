@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from sdpg.tasks import Memory, Physics, Terms
 from sdpg.tasks.terms import PlanarRobot, effort, height_reward, wrap_angle
-from sdpg.types import Memory, Physics, Terms
 
 # Heights are of the torso, relative to its spawn height of 1.25 m.
 TARGET_HEIGHT = -0.30

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sdpg.tasks import Memory, Physics, Terms
 from sdpg.tasks.terms import FloatingRobot, effort, forward_projection, height_reward, up_projection
-from sdpg.types import Memory, Physics, Terms
 
 TARGET_HEIGHT = 0.84  # of the torso
 HEIGHT_TOLERANCE = 0.1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sdpg.plugins import targets
+
+GROUP = "sdpg.tasks"  # the entry-point group of third parties
 BUILT_IN = {
     "cartpole": "sdpg.tasks.cartpole:Cartpole",
     "hopper": "sdpg.tasks.hopper:Hopper",
@@ -18,9 +20,8 @@ BUILT_IN = {
 
 
 def registry() -> dict[str, str]:
-    """Task name -> "module:attribute"; third parties' from the entry-point group `sdpg.tasks`."""
-    found = {point.name: point.value for point in entry_points(group="sdpg.tasks")}
-    return found | BUILT_IN
+    """Task name -> "module:attribute"; third parties' too."""
+    return targets(GROUP, BUILT_IN)
 
 
 def about(module_doc: str | None, class_doc: str | None = None) -> str:

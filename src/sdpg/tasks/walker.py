@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sdpg.tasks import Memory, Physics, Terms
 from sdpg.tasks.terms import PlanarRobot, effort
-from sdpg.types import Memory, Physics, Terms
 
 EFFORT_WEIGHT = 0.01
 HEALTH = 0.1

@@ -1,8 +1,8 @@
 """Watch a policy in the browser: one page, on this machine only, with what `sdpg play` films, live.
 
-The pictures are those of training's own renderers, so what stands beside the third-person view is what the policy sees,
+The images are those of training's own renderers, so what stands beside the third-person view is what the policy sees,
 pixel by pixel, and nothing needs OpenGL, a display or the network. Three parts: `Crane` holds the third-person camera,
-`Show` plays the policy in the main thread, `Server` hands its newest picture to browsers from threads of its own.
+`Show` plays the policy in the main thread, `Server` hands its newest image to browsers from threads of its own.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sdpg import checkpoint, video
 from sdpg.algos.api import Policy
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.policy import load_policy
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.views import camera_id
+from sdpg.run import checkpoint
+from sdpg.run.policy import load_policy
 from sdpg.sim.cpu import CpuSim
 from sdpg.types import MOCAP
+from sdpg.watch import player
 
 HOST = "127.0.0.1"  # nobody else's machine can reach this one; a tunnel can
 PORTS = range(8080, 8100)  # tried one after the other
 FPS = 30  # at most: smooth enough, and half the work of a film
 FINISHED = 8  # episodes whose returns are listed
 IDLE = 1.0  # seconds without a browser that asks, after which nothing is computed
-PATIENCE = 5.0  # seconds that a browser is kept waiting for a newer picture
+PATIENCE = 5.0  # seconds that a browser is kept waiting for a newer image
 PAGE = Path(__file__).with_suffix(".html")
 
 _RANGES = {"speed": (0.1, 8.0), "turn": (-math.inf, math.inf), "tilt": (-180.0, 180.0), "zoom": (0.25, 4.0)}
@@ -99,9 +100,9 @@ class Crane:
         self._data, self._env = mujoco.MjData(self._model), env
         self._renderer = make_renderer(self._model, 1, [View(self.NAME, size, size)], 1, params=env.task.params)
 
-    def picture(self, qpos: Tensor, controls: Controls) -> Tensor:
+    def image(self, qpos: Tensor, controls: Controls) -> Tensor:
         """(3, S, S) uint8 of the state qpos (1, nq)."""
-        own = self._own()
+        own = self._copy_if_live()
         for name, values in own.items():
             getattr(self._data if name in MOCAP else self._model, name)[:] = values[0].numpy()
         position, rotation = self._pose(qpos, controls)
@@ -114,7 +115,7 @@ class Crane:
         assert rgb is not None
         return rgb[0]
 
-    def _own(self) -> dict[str, Tensor]:
+    def _copy_if_live(self) -> dict[str, Tensor]:
         """What the world has of its own; the crane's body and camera, which come last, have what the model has."""
         known = {name: self._env.looks([name])[name] for name in self._renderer.varied}
         shared = {"mocap_pos": self._data.mocap_pos, "mocap_quat": self._data.mocap_quat}
@@ -150,7 +151,7 @@ class Crane:
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture and what is to be read beside it."""
+    """One image and what is to be read beside it."""
 
     number: int
     jpeg: bytes
@@ -174,12 +175,12 @@ class Source:
         """Of the run `subject`, whose `task` must be given if it is not registered by name; with the `kind` "random" or
         "zero", of the task `subject`."""
         if kind is not None:
-            policy, env = video.simple_policy(kind, subject, seed)
+            policy, env = player.simple_policy(kind, subject, seed)
             return Source(policy, env, f"{kind} actions")
         run = Path(subject)
         folder = checkpoint.find(run, which)
         saved = checkpoint.load(folder)
-        env = video.world_of(saved, seed, task)
+        env = player.world_of(saved, seed, task)
         policy, label = load_policy(saved, env, task), f"iteration {saved.iteration}"
         return Source(policy, env, label, run, which, folder, task)
 
@@ -201,35 +202,35 @@ class Show:
     def __init__(self, source: Source, title: str, size: int):
         self.source, self.title, self.env = source, title, source.env
         crane = Crane(self.env, size)
-        self.player = video.Player(source.policy, self.env, lambda qpos: crane.picture(qpos, self._drawn))
-        self.controls = self._drawn = Controls()  # as wished, and as they are in the newest picture
+        self.player = player.Player(source.policy, self.env, lambda qpos: crane.image(qpos, self._drawn))
+        self.controls = self._drawn = Controls()  # as wished, and as they are in the newest image
         self._finished: deque[tuple[float, int]] = deque(maxlen=FINISHED)
         self._orders: deque[str] = deque(maxlen=8)  # "restart" or "step", from the page
-        self._news = threading.Condition()  # guards all that follows, the controls and the orders
-        self._asked, self._waiting = -math.inf, 0  # when a browser last asked; how many wait for a picture
+        self._unshared_episodes = threading.Condition()  # guards all that follows, the controls and the orders
+        self._asked, self._waiting = -math.inf, 0  # when a browser last asked; how many wait for a image
         self._shot = self._draw(0)
 
     # -- called by the server's threads
 
     def shot(self, after: int) -> Shot | None:
-        """The newest picture, once it is another than number `after`; None if there is no such for a while."""
-        with self._news:
+        """The newest image, once it is another than number `after`; None if there is no such for a while."""
+        with self._unshared_episodes:
             self._waiting += 1
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._shot.number != after, PATIENCE)
+            self._unshared_episodes.notify_all()
+            self._unshared_episodes.wait_for(lambda: self._shot.number != after, PATIENCE)
             self._waiting -= 1
             self._asked = time.monotonic()
             return self._shot if self._shot.number != after else None
 
     def set(self, wishes: Mapping[str, Any]) -> None:
-        with self._news:
+        with self._unshared_episodes:
             self.controls = self.controls.changed(wishes)
-            self._news.notify_all()
+            self._unshared_episodes.notify_all()
 
     def order(self, what: str) -> None:
-        with self._news:
+        with self._unshared_episodes:
             self._orders.append(what)
-            self._news.notify_all()
+            self._unshared_episodes.notify_all()
 
     # -- the loop, in the main thread
 
@@ -239,11 +240,11 @@ class Show:
         end = math.inf if seconds is None else time.monotonic() + seconds
         due = time.monotonic()
         while not stop() and time.monotonic() < end:
-            with self._news:
+            with self._unshared_episodes:
                 order, controls = self._orders.popleft() if self._orders else "", self.controls
                 playing = not controls.paused and (self._waiting > 0 or time.monotonic() - self._asked < IDLE)
                 if not (order or playing or controls != self._drawn):
-                    self._news.wait(0.1)  # short: a signal only sets what stop() tells
+                    self._unshared_episodes.wait(0.1)  # short: a signal only sets what stop() tells
                     due = time.monotonic()
                     continue
             period = 0.0
@@ -259,9 +260,9 @@ class Show:
                 period = steps * per_step
             self._drawn = controls
             shot = self._draw(self._shot.number + 1)
-            with self._news:
+            with self._unshared_episodes:
                 self._shot = shot
-                self._news.notify_all()
+                self._unshared_episodes.notify_all()
             # What can't keep pace plays slower; it does not run after the time that it lost.
             due = max(due + period, time.monotonic() - period)
             time.sleep(max(0.0, due - time.monotonic()))
@@ -281,7 +282,7 @@ class Show:
 
     def _draw(self, number: int) -> Shot:
         buffer = io.BytesIO()
-        Image.fromarray(self.player.picture()).save(buffer, "JPEG", quality=88, subsampling=0)
+        Image.fromarray(self.player.image()).save(buffer, "JPEG", quality=88, subsampling=0)
         task, steps = self.env.task, self.player.steps
         terms = {name: float(term[0, 0]) for name, term in self.player.terms.items()}
         measures = {name: float(values[0]) for name, values in self.env.measures().items()}
@@ -345,10 +346,10 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET / the page; GET /shot?after=N a picture, its facts in a header; POST /set controls; POST /restart, /step."""
+    """GET / the page; GET /shot?after=N a image, its facts in a header; POST /set controls; POST /restart, /step."""
 
-    protocol_version = "HTTP/1.1"  # one connection for all pictures
-    disable_nagle_algorithm = True  # else every picture waits 40 ms for an acknowledgement
+    protocol_version = "HTTP/1.1"  # one connection for all images
+    disable_nagle_algorithm = True  # else every image waits 40 ms for an acknowledgement
     timeout = 30.0  # seconds that a connection may be silent: each holds a thread
     server: Server
 
@@ -366,7 +367,7 @@ class _Handler(BaseHTTPRequestHandler):
             if shot is None:
                 self._answer(204)
             else:
-                self._answer(200, shot.jpeg, "image/jpeg", {"Sdpg-Facts": json.dumps(shot.facts)})
+                self._answer(200, shot.jpeg, "image/jpeg", {"Facts": json.dumps(shot.facts)})
         else:
             self._answer(404, b"nothing here; the page is /\n")
 

@@ -23,16 +23,16 @@ from torch import Tensor
 from sdpg.build import compile_scene, model_bytes, one_world
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.folder import versions
-from sdpg.quarantine import Dump, blame, fingerprint
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.own import varied
+from sdpg.run.failures import Dump, blame, fingerprint
+from sdpg.run.provenance import versions
 from sdpg.tasks.base import Task, make_task, named_in_file
-from sdpg.video import beside
+from sdpg.watch.player import beside
 
 FPS = 10  # of the film: slow motion, since 50 steps are often a single second
-HOLD = 10  # pictures of the end
+HOLD = 10  # images of the end
 
 
 @dataclass(frozen=True)
@@ -162,25 +162,25 @@ def tell(facts: Mapping[str, Any]) -> list[str]:
     else:
         lines.append(f"step {facts['failed_at']} fails: {'; '.join(facts['what'])}")
     if "file" in facts:
-        lines.append(f"{facts['file']}: {facts['pictures']} pictures")
+        lines.append(f"{facts['file']}: {facts['images']} images")
     return lines
 
 
 def film(dump: Dump, played: Replay, size: int) -> Iterator[np.ndarray]:
-    """Pictures (H, W, 3) uint8 of the states before each step; the last one, framed in red, stays for a while."""
+    """Images (H, W, 3) uint8 of the states before each step; the last one, framed in red, stays for a while."""
     camera, views = played.task.camera, [View(played.task.camera, size, size)]
     renderer = make_renderer(played.model, 1, views, threads=1, params=played.task.params)
     for i, qpos in enumerate(played.qpos):
         rgb = renderer.render(qpos[None], played.own)[camera].rgb
         assert rgb is not None
-        picture = beside(rgb[0], [])
+        image = beside(rgb[0], [])
         last = i + 1 == played.failed
         line = f"step {i + 1} of {len(dump.action)}   largest |qpos, qvel| after it: {played.largest[i]:.3g}"
-        yield from [_labelled(picture, [line, *(played.what if last else [])], last)] * (HOLD if last else 1)
+        yield from [_labelled(image, [line, *(played.what if last else [])], last)] * (HOLD if last else 1)
 
 
-def _labelled(picture: np.ndarray, lines: list[str], red: bool) -> np.ndarray:
-    image = Image.fromarray(picture)
+def _labelled(pixels: np.ndarray, lines: list[str], red: bool) -> np.ndarray:
+    image = Image.fromarray(pixels)
     draw = ImageDraw.Draw(image)
     if red:
         draw.rectangle((0, 0, image.width - 1, image.height - 1), outline=(255, 0, 0), width=6)

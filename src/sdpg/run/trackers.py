@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sdpg import checkpoint, log
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
+from sdpg.run import checkpoint, log
 
 TRACK = "track.json"  # in the run folder: under which id a run is known to trackers, and how far they have its rows
 

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import tyro
 
-from sdpg import curves, runs
-from sdpg.curves import Column, Line
 from sdpg.errors import SdpgError
 from sdpg.ranges import refuse_out_of_range
-from sdpg.runs import RETURN
+from sdpg.report import curves
+from sdpg.report.curves import Column, Line
+from sdpg.run import listing
+from sdpg.run.listing import RETURN
 
 PANELS = {
     "iteration": "iterations",
@@ -55,7 +56,7 @@ class Curve:
     """A run as it is compared."""
 
     label: str
-    info: runs.Run
+    info: listing.Run
     options: Mapping[str, Any]  # flat: "algo.horizon": 32
     axes: Mapping[str, Column]
     y: Column  # the metric, as logged
@@ -98,7 +99,7 @@ def _load(folders: Sequence[Path], metric: str) -> list[Curve]:
         found.append(
             Curve(
                 label=label,
-                info=runs.look(folder),
+                info=listing.look(folder),
                 options=_flat(config["cfg"]) | _flat({"versions": versions or {}}),
                 axes={
                     axis: curves.column((row.get(key) for row in rows), scale)
@@ -162,7 +163,7 @@ def _groups(found: Sequence[Curve], of_the_session: Collection[str]) -> list[str
 
 
 def _lines(found: Sequence[Curve], labels: Sequence[str], axis: str, window: int) -> list[Line]:
-    """The lines of every label; a run with nothing on this axis, such as pictures of a policy from state, has none."""
+    """The lines of every label; a run with nothing on this axis, such as images of a policy from state, has none."""
     members: dict[str, list[Line]] = {}
     for curve, label in zip(found, labels, strict=True):
         x = curve.axes[axis]
@@ -196,7 +197,7 @@ def _at_the_end(x: Column) -> float | None:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """What compare() says of its runs, as lines of text under HEADER."""
+    """What compare() says of its listing, as lines of text under HEADER."""
     return [tuple(_cell(result[name]) for name in HEADER) for result in results]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sdpg import checkpoint
 from sdpg.algos.api import Algorithm, Context, Policy
-from sdpg.checkpoint import Checkpoint
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, part_of_rows
 from sdpg.errors import SdpgError
-from sdpg.folder import cfg_from_dict
+from sdpg.run import checkpoint
+from sdpg.run.checkpoint import Checkpoint
+from sdpg.run.resume import cfg_from_dict
 
 
 def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE) -> Algorithm:

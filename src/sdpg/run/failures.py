@@ -27,10 +27,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sdpg.build import model_bytes
-from sdpg.checkpoint import write_atomic
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
+from sdpg.run.checkpoint import write_atomic
 from sdpg.types import Terms
 
 STEPS = 50  # that a dump looks back on
@@ -63,7 +63,7 @@ class Dump:
     model: bytes
 
 
-class Quarantine:
+class FailureRecorder:
     """Watches an environment; `write` puts what was caught in an iteration into the run's folder: of several ranks,
     what one process would have caught."""
 
@@ -94,7 +94,7 @@ class Quarantine:
         every rank. A full disk costs a warning."""
         mine = (self._when, self._group.rank, self._what, self._caught)
         self._what, self._caught = [], None
-        caught = [theirs for theirs in self._group.everyones(mine) if theirs[2]]
+        caught = [theirs for theirs in self._group.all_gather(mine) if theirs[2]]
         if not caught:
             return []
         _, _, what, dump = min(caught, key=lambda theirs: theirs[:2])  # the earliest; of those, the lowest row
@@ -130,7 +130,7 @@ class Quarantine:
 
     def _dump(self, row: int, branch: int) -> Dump | None:
         env = self._env
-        apart = int(env.apart[row, branch])
+        apart = int(env.steps_since_branch[row, branch])
         steps = min(len(self._history), int(env.clock[row]), max(STEPS, apart))
         if apart > steps or not self._model:
             return None  # nowhere to begin, or nothing to begin with
@@ -168,12 +168,12 @@ def fingerprint(env: BranchedEnv) -> Tensor:
 def blame(env: BranchedEnv, action: Tensor, terms: Terms, row: int, branch: int) -> list[str]:
     """What is wrong with a world that failed in the last step (N, K, A): clauses, the nearest to the cause first."""
     x = env.physics()
-    complaint = env.complaint(row, branch)
+    failure_reason = env.failure_reason(row, branch)
     rewards = {f"reward term '{name}'": term for name, term in terms.items()}
     rewards["the reward"] = functools.reduce(torch.add, terms.values())
     views = {f"observation '{name}'": view for name, view in env.task.observe(x, env.memory).items()}
     physics = {"qpos": x.qpos, "qvel": x.qvel}
-    engine = [f"the engine says: {complaint}"] if complaint else []
+    engine = [f"the engine says: {failure_reason}"] if failure_reason else []
     rest = _beyond(env, physics | rewards | views, row, branch)
     return _beyond(env, {"action": action}, row, branch) + engine + rest or ["the engine gave no reason"]
 

@@ -38,7 +38,7 @@ class Job:
     run: str  # its folder
 
 
-class Crew:
+class MeasuredTraining:
     """The other end of a job's processes."""
 
     def __init__(self, job: Job, folder: Path):
@@ -46,7 +46,7 @@ class Crew:
         folder.mkdir(parents=True)
         ranks = str(job.setup.ranks)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
-        command = [sys.executable, *launcher, "-m", "sdpg.bench.crew", json.dumps(asdict(job))]
+        command = [sys.executable, *launcher, "-m", "sdpg.bench.measured", json.dumps(asdict(job))]
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -128,7 +128,7 @@ class _Turns:
             self._since = time.perf_counter()
 
     def _wait(self) -> None:
-        from sdpg.plan import peak_bytes
+        from sdpg.machine import peak_bytes
 
         said = {"rows": self._rows, "peak_mb": peak_bytes() / 2**20, "planned_mb": self.planned_mb}
         sys.stdout.write(json.dumps(said) + "\n")
@@ -141,8 +141,8 @@ class _Turns:
 def main(argument: str) -> None:
     """One process of a crew."""
     from sdpg import distributed
-    from sdpg.log import RunLog
-    from sdpg.render.stack import Eyes
+    from sdpg.render.stack import FrameStacks
+    from sdpg.run.log import RunLog
     from sdpg.sim.cpu import CpuSim
     from sdpg.tasks.base import make_task
     from sdpg.train import train
@@ -159,7 +159,7 @@ def main(argument: str) -> None:
     watch = Stopwatch()  # of classes: their objects are made by `train`
     watch.watch(CpuSim, "step", "physics")
     if job.obs != "state":
-        watch.watch(Eyes, "look", "rendering")
+        watch.watch(FrameStacks, "look", "rendering")
     watch.watch(RunLog, "write", "logging")
     _watch_what_is_built(type(cfg.algo), watch)
     turns = _Turns(watch.seconds)

@@ -18,12 +18,8 @@ from torch import Tensor
 from sdpg import presets
 from sdpg.algos.api import Shapes
 from sdpg.build import compile_scene, image_shape, make_env
-from sdpg.declarations import check_inputs, check_sources
-from sdpg.errors import SdpgError
-from sdpg.rng import RowRng
-from sdpg.shown import not_shown
-from sdpg.sim.reads import refuse
-from sdpg.situations import (
+from sdpg.check.images import not_shown
+from sdpg.check.situations import (
     AUXILIARIES,
     ROWS,
     STEPS,
@@ -37,6 +33,10 @@ from sdpg.situations import (
     two_situations,
     visited,
 )
+from sdpg.declarations import check_inputs, check_sources
+from sdpg.errors import SdpgError
+from sdpg.rng import RowRng
+from sdpg.sim.reads import refuse
 from sdpg.tasks.base import Task
 from sdpg.types import MOCAP, Camera, Start
 
@@ -113,7 +113,7 @@ def _check_scene(task: Task, _: EnvFactory) -> None:
 
 
 def _check_size(source: str, camera: Camera) -> None:
-    """Is a picture large enough for the encoder that a policy has by default?"""
+    """Is a image large enough for the encoder that a policy has by default?"""
     try:
         presets.resolve("", obs="pixels").algo.memory(Shapes(1, 1, 1, 1, (image_shape(camera),)))
     except SdpgError as error:
@@ -353,7 +353,7 @@ CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None]]] = [
     ("seed", _check_seed),
     ("observe", _check_observe),
     ("restart", _check_restart),
-    ("pictures", _check_pictures),
+    ("images", _check_pictures),
 ]
 
 

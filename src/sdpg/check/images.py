@@ -1,4 +1,4 @@
-"""Do pictures show what rows have of their own? Every row is drawn once more, in a scene that has its values."""
+"""Do images show what rows have of their own? Every row is drawn once more, in a scene that has its values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import mujoco
 import torch
 from torch import Tensor
 
-from sdpg.build import cameras_of, compile_scene, make_eyes
+from sdpg.build import cameras_of, compile_scene, make_frame_stacks
+from sdpg.check.situations import ROWS, EnvFactory
 from sdpg.render.own import varied
-from sdpg.situations import ROWS, EnvFactory
 from sdpg.tasks.base import Task
 from sdpg.types import MOCAP, Camera
 
-EDGES = 0.005  # of a picture's pixels may differ between two ways to compute the same poses
+EDGES = 0.005  # of a image's pixels may differ between two ways to compute the same poses
 
 
 def not_shown(task: Task, env_factory: EnvFactory) -> str | None:
-    """A sentence, unless the pictures of every row are those of a scene with its values, so that rows look different
+    """A sentence, unless the images of every row are those of a scene with its values, so that rows look different
     where they differ in something that is to be seen, and alike where they don't."""
     model = compile_scene(task)
     fields = varied(model, task.params)
@@ -31,12 +31,12 @@ def not_shown(task: Task, env_factory: EnvFactory) -> str | None:
         for row in range(ROWS):
             mine = {name: values[row : row + 1] for name, values in own.items()}
             scenes = [(model, {}), _scene_of_row(model, mine)]  # as it is, and with the row's values
-            everyones, wanted = (
+            all_gather, wanted = (
                 _frames(scene, cameras, qpos[row : row + 1], mocap) for scene, mocap in scenes
             )  # name -> (1, C, H, W) each
             for name in cameras:
                 got = shown[name][row : row + 1]
-                wrong, due = ((x != wanted[name]).float().mean().item() for x in (got, everyones[name]))
+                wrong, due = ((x != wanted[name]).float().mean().item() for x in (got, all_gather[name]))
                 if wrong > EDGES or 2 * wrong > due:
                     return (
                         f"'{name}' does not show a row's own {' and '.join(fields)}: {100 * wrong:.2g} % of it are not "
@@ -58,6 +58,6 @@ def _scene_of_row(model: mujoco.MjModel, own: Mapping[str, Tensor]) -> tuple[muj
 def _frames(
     model: mujoco.MjModel, cameras: Mapping[str, Camera], qpos: Tensor, mocap: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    eyes = make_eyes(model, cameras, 1, 1)
-    eyes.look(qpos, torch.ones(1, dtype=torch.bool), own=mocap)
-    return eyes.frames()
+    frame_stacks = make_frame_stacks(model, cameras, 1, 1)
+    frame_stacks.look(qpos, torch.ones(1, dtype=torch.bool), own=mocap)
+    return frame_stacks.frames()

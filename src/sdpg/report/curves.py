@@ -1,4 +1,4 @@
-"""Learning curves: a run's rows as columns of numbers, smoothed, averaged over runs, drawn."""
+"""Learning curves: a run's rows as columns of numbers, smoothed, averaged over listing, drawn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpg import log, runs
 from sdpg.errors import SdpgError
+from sdpg.run import listing, log
 
 Column = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ STYLES = ("-", "--", ":", "-.")  # ten colours each
 
 def load(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """config.json and the rows of a run folder."""
-    config = runs.read_config(run)
+    config = listing.read_config(run)
     try:
         rows = log.read(run)
     except OSError as error:
@@ -106,7 +106,7 @@ def mean(lines: Sequence[Line]) -> list[Line]:
     first, last = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
     grid = np.unique(np.concatenate([line.x for line in lines]))  # every x of any of them
     grid = grid[(first <= grid) & (grid <= last)]
-    values = np.stack([np.interp(grid, line.x, line.y) for line in lines])  # (runs, grid)
+    values = np.stack([np.interp(grid, line.x, line.y) for line in lines])  # (listing, grid)
     together = Line(lines[0].label, grid, values.mean(0), values.min(0), values.max(0))
     alone = []
     for line in lines:

@@ -7,24 +7,23 @@ networks grows with N, so a run that does not fit is refused with the largest N 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mujoco
 import torch
 
 from sdpg.algos.api import Need, Shapes
-from sdpg.build import cameras_of, choose_engine, compile_scene, image_shape, views_of
+from sdpg.build import cameras_of, compile_scene, image_shape, views_of
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
+from sdpg.engines import choose_engine
 from sdpg.errors import SdpgError
-from sdpg.quarantine import STEPS
+from sdpg.machine import GB, free_bytes, resident_bytes
 from sdpg.render.choose import choose
+from sdpg.run.failures import STEPS
 from sdpg.tasks.base import make_task
 
-GB = 2**30
 # Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
 _RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20, "mujoco_warp": 40 * 2**20}
 _SCRATCH = 1.6  # what mujoco_warp takes in all, compared with its state and results; measured
@@ -81,7 +80,7 @@ class Plan:
 
 def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Plan:
     """Without `learning`: of an evaluation, whose worlds are stepped and seen, and nothing of them is kept."""
-    task = make_task(cfg.task)
+    task = make_task(cfg.task, cfg.task_cfg)
     num_nominal = cfg.num_nominal // group.size
     engine = choose_engine(cfg.sim, cfg.device)
     model, k = compile_scene(task), 1 + cfg.num_auxiliary
@@ -122,44 +121,3 @@ def _limit(memory_gb: float | None, processes: int, device: str) -> float | None
         return _HEADROOM * torch.cuda.mem_get_info()[0] / sharing
     free = free_bytes()
     return None if free is None else _HEADROOM * (free / processes + resident_bytes())
-
-
-def free_bytes() -> int | None:
-    """What this process may still take: of the machine, and of the container it runs in; None if nobody tells."""
-    limits = []
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            root = Path("/sys/fs/cgroup")
-            limits.append(int((root / limit).read_text()) - int((root / used).read_text()))
-        except (OSError, ValueError):  # no container, or "max"
-            continue
-    return min(limits) if limits else None
-
-
-def resident_bytes() -> int:
-    """Memory of this process."""
-    return _own_memory("VmRSS")
-
-
-def peak_bytes() -> int:
-    """The most that it ever was."""
-    return _own_memory("VmHWM")
-
-
-def _own_memory(field: str) -> int:
-    try:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(status[field].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not Linux. On Linux this would begin with the peak of the parent process
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
-        return peak * (1 if sys.platform == "darwin" else 1024)

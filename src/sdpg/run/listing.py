@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sdpg import log
 from sdpg.errors import SdpgError
+from sdpg.run import log
 
 CONFIG = "config.json"
 STATUS = "status.json"

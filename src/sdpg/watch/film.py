@@ -1,0 +1,113 @@
+"""Watch a policy: a third-person view beside what the policy's own cameras see, as a video or as single images.
+
+Drawn by the renderers of training, so it needs no OpenGL and no display; encoded by the ffmpeg that pip installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sdpg.algos.api import Policy
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.render.api import View
+from sdpg.render.choose import make_renderer
+from sdpg.sim.cpu import CpuSim
+from sdpg.types import Watch
+from sdpg.watch.player import Player
+
+MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
+
+
+def frames(
+    policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], watch: Watch = iter
+) -> Iterator[np.ndarray]:
+    """Images (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
+    sim = env.sim
+    assert isinstance(sim, CpuSim)
+    camera = env.task.camera
+    renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1, params=env.task.params)
+
+    def draw(qpos: Tensor) -> Tensor:
+        rgb = renderer.render(qpos, env.looks(renderer.varied))[camera].rgb
+        assert rgb is not None
+        return rgb[0]
+
+    player, stride = Player(policy, env, draw), frame_stride(env)
+    finished: list[tuple[float, int]] = []
+    for _ in watch(range(episodes * env.task.episode_steps)):
+        if player.steps % stride == 0:
+            yield player.image()
+        if (ended := player.step()) is not None:
+            finished.append(ended)
+            if len(finished) == episodes:
+                break
+    summary |= {"returns": [total for total, _ in finished], "lengths": [steps for _, steps in finished]}
+
+
+def frame_stride(env: BranchedEnv) -> int:
+    """Control steps from one image to the next."""
+    return max(1, round(1.0 / env.task.step_seconds / MAX_FPS))
+
+
+def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
+    """H.264 in an mp4; the number of images. Written aside: an earlier film stays until this one is whole."""
+    import imageio_ffmpeg
+
+    if path.is_dir():
+        raise SdpgError(
+            f"'{path}' is a folder; give --video a file in it, such as {path / 'out.mp4'}, or --frames {path}"
+        )
+    first = next(images)
+    aside = path.with_name(f".{path.name}")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = imageio_ffmpeg.write_frames(
+            str(aside), first.shape[1::-1], fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
+        )
+        with closing(writer):
+            writer.send(None)
+            for image in chain([first], images):
+                writer.send(image)
+                count += 1
+        if _images_in(aside) != count:  # ffmpeg does not say that a disk was full
+            raise OSError("images are missing")
+        aside.replace(path)
+    except OSError as error:
+        raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR") from error
+    finally:
+        with suppress(OSError):  # where nothing could be written, there is nothing to remove
+            aside.unlink()
+    return count
+
+
+def _images_in(path: Path) -> int:
+    """Of a film; none if it can't be read."""
+    import imageio_ffmpeg
+
+    try:
+        return imageio_ffmpeg.count_frames_and_secs(str(path))[0]
+    except (OSError, RuntimeError):
+        return 0
+
+
+def write_frames(folder: Path, images: Iterator[np.ndarray]) -> int:
+    """PNG files 00000.png, 00001.png ...; their number."""
+    from PIL import Image
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise SdpgError(f"'{folder}' is a file; give --frames a folder") from error
+    count = 0
+    for count, image in enumerate(images, 1):
+        Image.fromarray(image).save(folder / f"{count - 1:05}.png")
+    return count
