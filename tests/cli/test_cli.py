@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NAN_TASK, subprocess_env, tiny
+from helpers.runs import NAN_TASK, subprocess_env, tiny
 
 from sdpg import cli, doctor, train
 from sdpg.cli import main

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny
+from helpers.runs import tiny
 
 from sdpg import build, evaluate, train
 from sdpg.algos.sdpg import SdpgCfg

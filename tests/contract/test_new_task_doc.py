@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import tiny
+from helpers.runs import tiny
 
 from sdpg.build import compile_scene
 from sdpg.check.checks import check_task

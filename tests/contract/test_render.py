@@ -13,9 +13,9 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from conftest import subprocess_env
-from pictures import CHECKER, FRONT, KINDS, SKY, SUN, depth_of, picture, rgb_of, scene, states, still, suite
-from pretended_gpu import OnGpu, pretended_gpu, to_host
+from helpers.images import CHECKER, FRONT, KINDS, SKY, SUN, depth_of, picture, rgb_of, scene, states, still, suite
+from helpers.pretended_gpu import OnGpu, pretended_gpu, to_host
+from helpers.runs import subprocess_env
 from torch import Tensor
 
 from sdpg.errors import SdpgError

@@ -5,7 +5,21 @@ from __future__ import annotations
 import mujoco
 import pytest
 import torch
-from pictures import CHECKER, FLOOR, KINDS, ROBOT, SKY, SUN, depth_of, picture, rgb_of, scene, states, still, suite
+from helpers.images import (
+    CHECKER,
+    FLOOR,
+    KINDS,
+    ROBOT,
+    SKY,
+    SUN,
+    depth_of,
+    picture,
+    rgb_of,
+    scene,
+    states,
+    still,
+    suite,
+)
 from torch import Tensor
 
 from sdpg.render.api import Image, View

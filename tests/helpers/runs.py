@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +11,38 @@ from typing import Any
 
 from sdpg.config import TrainCfg
 from sdpg.presets import resolve
+from sdpg.run import checkpoint
 
 TESTS = Path(__file__).parents[1]
 SRC = TESTS.parent / "src"
 
 
 def tiny(task: str = "cartpole", obs: str = "state", **changes: Any) -> TrainCfg:
-    """A run whose iteration takes milliseconds; `horizon` goes to the algorithm."""
+    """A run whose iteration takes milliseconds; `horizon` goes to the algorithm. In float32 on every machine."""
     cfg = resolve(task, obs=obs)
-    small = {"actor_widths": (16,), "critic_widths": (16,), "critic_batch": 64, "warmup": 2}
+    small = {"actor_widths": (16,), "critic_widths": (16,), "critic_batch": 64, "warmup": 2, "precision": "float32"}
     algo = replace(cfg.algo, horizon=changes.pop("horizon", 6), **small)  # type: ignore[call-arg]
     run = {"num_nominal": 3, "num_auxiliary": 2, "iterations": 4, "threads": 1, "checkpoint_every": 2}
     return replace(cfg, algo=algo, **(run | changes))
 
 
+def vouch(folder: Path) -> None:
+    """Make a checkpoint's hashes fit what is there, as one who means harm would."""
+    files = [folder / name for name in (checkpoint.TENSORS, checkpoint.STATE) if (folder / name).exists()]
+    data = {file.name: file.read_bytes() for file in files}
+    entries = {name: {"size": len(b), "sha256": hashlib.sha256(b).hexdigest()} for name, b in data.items()}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps({"files": entries}))
+
+
 def subprocess_env() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+
+
+NAN_TASK = """
+import torch
+from sdpg.tasks.cartpole import Cartpole
+
+class Broken(Cartpole):
+    def reward(self, x, memory, action):
+        return {"fine": x.qpos[..., 0].clone(), "speed": torch.full_like(x.qpos[..., 0], torch.nan)}
+"""

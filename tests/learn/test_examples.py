@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import subprocess_env, tiny
+from helpers.runs import subprocess_env, tiny
 
 from sdpg.algos.returns import lambda_returns
 from sdpg.algos.sdpg import advantage, ascent_direction

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import tiny
+from helpers.runs import tiny
 
 from sdpg.algos import sdpg as algorithm
 from sdpg.bench import curve, encoder, iteration, memory, plot, render, sim, smoothing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import vouch
+from helpers.runs import vouch
 
 from sdpg.errors import SdpgError
 from sdpg.run import checkpoint

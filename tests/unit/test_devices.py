@@ -14,8 +14,8 @@ from typing import Any
 import mujoco
 import pytest
 import torch
-from conftest import tiny
-from pretended_gpu import DEVICE, OnGpu, moved, pretended_gpu, to_host
+from helpers.pretended_gpu import DEVICE, OnGpu, moved, pretended_gpu, to_host
+from helpers.runs import tiny
 from torch import Tensor
 
 from sdpg import build, evaluate, train

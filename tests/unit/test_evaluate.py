@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny
+from helpers.runs import tiny
 from torch import Tensor
 
 from sdpg import train

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SRC
+from helpers.runs import SRC
 
 LAYERS = [
     {"types", "names", "rng", "errors", "ranges", "plugins", "distributed", "warp_engine", "machine"},

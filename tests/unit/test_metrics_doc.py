@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from conftest import tiny
+from helpers.runs import tiny
 
 from sdpg.run import log
 from sdpg.train import train

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from options_table import MARKED, ROOT, Option, classes, options, renewed, table
+from helpers.options_table import MARKED, ROOT, Option, classes, options, renewed, table
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 KNOWN = classes(ROOT / "src")
@@ -34,7 +34,7 @@ class OtherCfg(BaseCfg):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_pages_are_up_to_date(page: Path) -> None:
     text = page.read_text()
-    assert text == renewed(text, KNOWN), "run: python tests/options_table.py"
+    assert text == renewed(text, KNOWN), "run: python tests/helpers/options_table.py"
 
 
 def test_every_algorithms_options_are_on_a_page() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Page
+from helpers.browser import Page
 from test_compare import three  # noqa: F401  a fixture
 from test_view import ask, look_until, present  # noqa: F401  a fixture among them
 
-from sdpg import compare, view
-from sdpg.view import Server, Source
+from sdpg.report import compare
+from sdpg.watch import browser
+from sdpg.watch.browser import Server, Source
 
 AT = "document.getElementById('{}')"
 
@@ -57,7 +58,7 @@ def test_the_viewer_shows_picture_after_picture_and_its_facts(page: Page) -> Non
     # Each asks for one that is newer than the last, shows it, and lets the one before go.
     asked = [path.removeprefix("/shot?after=") for method, path, _ in page.requests if path.startswith("/shot")]
     assert asked[0] == "" and [int(n) for n in asked[1:]] == sorted(int(n) for n in asked[1:])
-    assert page.js(f"{AT.format('picture')}.src").startswith("blob:")
+    assert page.js(f"{AT.format('image')}.src").startswith("blob:")
     assert page.js("[URL.made - URL.revoked <= 1, URL.made > 3]") == [True, True]
 
 
@@ -84,12 +85,12 @@ def test_the_buttons_and_keys_of_the_viewer(page: Page) -> None:
 
 def test_the_pointer_leads_the_camera(page: Page) -> None:
     page.settle("document.title", "the <title> - sdpg view")
-    picture = AT.format("picture")
-    page.do(f"{picture}.happen('pointermove', {{ movementX: 9, movementY: 9 }})")  # no button is down
-    page.do(f"{picture}.happen('pointerdown', {{ pointerId: 1 }})")
-    page.do(f"{picture}.happen('pointermove', {{ movementX: -20, movementY: 1000 }})")
-    page.do(f"{picture}.happen('pointerup')")
-    page.do(f"{picture}.happen('wheel', {{ deltaY: -100 }})")
+    image = AT.format("image")
+    page.do(f"{image}.happen('pointermove', {{ movementX: 9, movementY: 9 }})")  # no button is down
+    page.do(f"{image}.happen('pointerdown', {{ pointerId: 1 }})")
+    page.do(f"{image}.happen('pointermove', {{ movementX: -20, movementY: 1000 }})")
+    page.do(f"{image}.happen('pointerup')")
+    page.do(f"{image}.happen('wheel', {{ deltaY: -100 }})")
     page.settle("wishes.zoom === undefined && !sending", True)
     facts = look_until(server_of(page), lambda facts: facts["controls"]["zoom"] > 1.0)
     assert facts["controls"]["turn"] == pytest.approx(8.0) and facts["controls"]["tilt"] == 90.0
@@ -113,7 +114,7 @@ def test_a_viewer_that_ends_is_said_and_looked_for_again(page: Page) -> None:
 
 def test_an_id_that_the_page_has_not_is_noticed() -> None:
     with pytest.raises(Exception, match="null"):
-        Page(view.PAGE.read_text().replace('id="restart"', 'id="restarted"'), lambda *_: (204, {}, b""))
+        Page(browser.PAGE.read_text().replace('id="restart"', 'id="restarted"'), lambda *_: (204, {}, b""))
 
 
 # --- compare

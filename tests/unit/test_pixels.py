@@ -8,7 +8,7 @@ from dataclasses import replace
 import mujoco
 import pytest
 import torch
-from conftest import tiny
+from helpers.runs import tiny
 from torch import Tensor
 
 from sdpg.algos.api import Context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from options_table import ROOT
+from helpers.options_table import ROOT
 
 LINES = [line for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.endswith(".json` |")]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NAN_TASK, subprocess_env, tiny
+from helpers.runs import NAN_TASK, subprocess_env, tiny
 
 from sdpg import train
 from sdpg.engines import choose_engine

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NAN_TASK, subprocess_env, tiny
-from ranks import OneOf, ranks
+from helpers.ranks import OneOf, ranks
+from helpers.runs import NAN_TASK, subprocess_env, tiny
 from test_sdpg import _Fragile
 from torch import Tensor
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SRC, subprocess_env
+from helpers.runs import SRC, subprocess_env
 
 ROUNDS = 50
 
@@ -20,7 +20,7 @@ import json, os, random, signal, sys
 from pathlib import Path
 
 import torch
-from conftest import tiny
+from helpers.runs import tiny
 from sdpg import train
 from sdpg.run import checkpoint
 

@@ -13,7 +13,7 @@ import imageio_ffmpeg
 import mujoco
 import pytest
 import torch
-from conftest import NAN_TASK, tiny
+from helpers.runs import NAN_TASK, tiny
 from safetensors.torch import load_file, save_file
 from test_env import Block
 from torch import Tensor

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny, vouch
+from helpers.runs import tiny, vouch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Tables of options in docs/, made from the configuration's own source: `python tests/options_table.py` renews them.
+"""Tables of options in docs/, made from the configuration's own source: `python tests/helpers/options_table.py` renews them.
 
 A page asks for the table of a dataclass by a pair of comments, and what stands between them is replaced:
 
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"(<!-- options of (?P<name>\w+) -->\n).*?(<!-- end of options -->)", flags=re.S)
 WORDS = {"True": "on", "False": "off", "None": "none"}
 

@@ -13,7 +13,7 @@ from typing import Any
 import mujoco
 import pytest
 import torch
-from conftest import tiny, vouch
+from helpers.runs import tiny, vouch
 from safetensors.torch import load_file, save_file
 
 from sdpg.build import compile_scene, model_bytes

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import subprocess_env, tiny
+from helpers.runs import subprocess_env, tiny
 from PIL import Image
 
 from sdpg.build import make_env

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import torch
-from conftest import SRC, subprocess_env
 
+from helpers.runs import SRC, subprocess_env
 from sdpg.distributed import Group, join
 
 

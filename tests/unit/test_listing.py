@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import subprocess_env, tiny
+from helpers.runs import subprocess_env, tiny
 
 from sdpg import train
 from sdpg.cli import main

@@ -10,7 +10,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from helpers.runs import tiny
 from PIL import Image
 
 from sdpg.cli import main

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from pretended_gpu import pretended_gpu
-from ranks import ranks
+from helpers.pretended_gpu import pretended_gpu
+from helpers.ranks import ranks
 from torch import Tensor
 
 from sdpg.distributed import ALONE, TIMEOUT, Group, RankLost, _fresh_name, _packed, _Ranks, _ways, join, my_rank

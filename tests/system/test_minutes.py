@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny
-from ranks import ranks
+from helpers.ranks import ranks
+from helpers.runs import tiny
 from test_train import Recorder, _assert_same
 
 from sdpg import train

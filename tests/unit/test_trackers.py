@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import subprocess_env, tiny
+from helpers.runs import subprocess_env, tiny
 
 from sdpg import train
 from sdpg.cli import main
@@ -218,7 +218,7 @@ def test_trackio_itself(tmp_path: Path) -> None:
     """In a process of its own: the folder of its database is fixed when it is imported."""
     pytest.importorskip("trackio", reason="pip install 'sdpg[trackio]'")
     script = (
-        "from conftest import tiny; from sdpg import train; from pathlib import Path\n"
+        "from helpers.runs import tiny; from sdpg import train; from pathlib import Path\n"
         "for n in (2, 4): print(train.train(tiny(track='trackio', iterations=n), Path('run'), n > 2)['iteration'])"
     )
     env = subprocess_env() | {"TRACKIO_DIR": str(tmp_path / "trackio")}
