@@ -383,8 +383,8 @@ class SeesAGoal(Cartpole):
         ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.1, 0, 0], contype=0, conaffinity=0)
         return spec
 
-    def start(self, rng, n):
-        start = super().start(rng, n)
+    def start(self, rng, n, ended):
+        start = super().start(rng, n, ended)
         rgba = torch.from_numpy(self.scene().compile().geom_rgba).repeat(n, 1, 1)
         rgba[:, -1, :3] = rng.uniform(0.2, 1.0, 3)
         place = torch.cat((rng.uniform(-1.0, 1.0, 1), torch.zeros(n, 1), torch.ones(n, 1)), dim=-1)
@@ -398,9 +398,9 @@ class GoalForEveryBranch(SeesAGoal):
 class VariesTextures(Cartpole):
     params = ("mat_texid",)
 
-    def start(self, rng, n):
+    def start(self, rng, n, ended):
         texid = torch.from_numpy(self.scene().compile().mat_texid)
-        return replace(super().start(rng, n), params={"mat_texid": texid.repeat(n, 1, 1)})
+        return replace(super().start(rng, n, ended), params={"mat_texid": texid.repeat(n, 1, 1)})
 
 
 def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):

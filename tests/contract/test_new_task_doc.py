@@ -13,6 +13,7 @@ from sdpg.sim.reads import FIELDS
 from sdpg.tasks.base import make_task
 from sdpg.train import train
 
+TASKS = ["Pendulum", "RoughPendulum", "RisingPendulum", "SeeingPendulum", "AimingPendulum", "FilePendulum"]
 DOC = Path(__file__).parents[2] / "docs" / "new_task.md"
 
 
@@ -30,7 +31,7 @@ def module(tmp_path, monkeypatch) -> str:
     sys.modules.pop("my_pendulum", None)
 
 
-@pytest.mark.parametrize("task", ["Pendulum", "RoughPendulum", "SeeingPendulum", "AimingPendulum", "FilePendulum"])
+@pytest.mark.parametrize("task", TASKS)
 def test_the_tutorials_tasks_pass_the_check(module, task):
     assert [f for f in check_task(make_task(f"{module}:{task}")) if not f.passed] == []
 

@@ -1,4 +1,4 @@
-"""Tables of options in docs/, made from the configuration's own source: `python tests/helpers/options_table.py` renews them.
+"""Tables of options in docs/, made from the source; `python tests/helpers/options_table.py` renews them.
 
 A page asks for the table of a dataclass by a pair of comments, and what stands between them is replaced:
 

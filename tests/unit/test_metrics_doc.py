@@ -18,9 +18,11 @@ def _documented() -> set[str]:
 
 
 def test_names(tmp_path: Path) -> None:
-    train(tiny(iterations=2), tmp_path / "run")
+    targets = tiny("helpers.targets:Targets", iterations=4)  # a task with measures; its episodes end in four iterations
+    train(targets, tmp_path / "run")
     written = set().union(*log.read(tmp_path / "run"))
     general = {re.sub(r"^Episode_Reward/.*", "Episode_Reward/<term>", name) for name in written}
+    general = {re.sub(r"^Episode/.*", "Episode/<measure>", name) for name in general}
     documented = _documented()
     assert general - documented == set(), "not in docs/metrics.md"
     assert documented - general == set(), "in docs/metrics.md, but no run writes them"

@@ -22,7 +22,7 @@ from sdpg.render.choose import make_renderer
 from sdpg.render.stack import FrameStacks
 from sdpg.rng import RowRng
 from sdpg.tasks.cartpole import Cartpole
-from sdpg.types import Camera, Start
+from sdpg.types import Camera, Ended, Start
 from sdpg.watch.browser import Controls, Crane
 from sdpg.watch.film import frames
 
@@ -313,8 +313,8 @@ class Reacher(Cartpole):
         spec.worldbody.add_geom(name="block", type=box, size=[0.1, 0.1, 0.1], pos=[0, 0, 1.2], **look)
         return spec
 
-    def start(self, rng: RowRng, n: int) -> Start:
-        start, model = super().start(rng, n), self.scene().compile()
+    def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
+        start, model = super().start(rng, n, ended), self.scene().compile()
         place = torch.cat((rng.uniform(-1.0, 1.0, 1), torch.zeros(n, 1), 1.5 * torch.ones(n, 1)), dim=-1)  # (n, 3)
         params = {name: torch.from_numpy(getattr(model, name)).repeat(n, 1, 1) for name in self.params}
         block = model.geom("block").id
@@ -369,12 +369,12 @@ def test_what_start_gives_must_fit() -> None:
     class Wrong(Reacher):
         params = ()
 
-        def start(self, rng: RowRng, n: int) -> Start:
-            return replace(super().start(rng, n), params={"geom_size": torch.zeros(n, 3)})
+        def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
+            return replace(super().start(rng, n, ended), params={"geom_size": torch.zeros(n, 3)})
 
     class Two(Reacher):
-        def start(self, rng: RowRng, n: int) -> Start:
-            return replace(super().start(rng, n), mocap_pos=torch.zeros(n, 2, 3))
+        def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
+            return replace(super().start(rng, n, ended), mocap_pos=torch.zeros(n, 2, 3))
 
     with pytest.raises(SdpgError, match=r"Wrong gave params \['geom_size'\]; name them"):
         make_env(Wrong(), 2)

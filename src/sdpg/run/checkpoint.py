@@ -223,8 +223,9 @@ def _numbered(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("*") if _NAME.fullmatch(path.name) and path.is_dir())
 
 
-def find(run: Path, which: str | int = "last") -> Path:
+def find(run: Path | str, which: str | int = "last") -> Path:
     """The checkpoint folder of a run (or `run` itself, if it is one): the last, the best, or that of an iteration."""
+    run = Path(run)
     if (run / MANIFEST).is_file() or (run / STATE).is_file():
         return run
     known = [path.name for path in _of_run(run)]
