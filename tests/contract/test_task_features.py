@@ -77,6 +77,9 @@ def test_options_are_flags_saved_with_the_run_and_compared_on_resume(
     assert "task.near 0.5 -> 0.3" in capsys.readouterr().err
     assert cli.main(["eval", run, "--task", TASK, "--episodes", "2", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["measures"]) == {"success", "level"}
+    page = tmp_path / "compared"
+    assert cli.main(["compare", run, "--metric", "Episode/level", "--out", str(page)]) == 0
+    assert "Episode/success" in capsys.readouterr().out and "Episode/success" in page.with_suffix(".html").read_text()
     assert cli.main(["train", TASK, *TINY, "--task.near", "-1", "--run", str(tmp_path / "other")]) == 2
     assert "task.near must be positive, not -1.0" in capsys.readouterr().err
     with pytest.raises(SdpgError, match="not a subclass"):

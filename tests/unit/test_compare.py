@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_runs import make_run
+from test_listing import make_run
 
 from sdpg.cli import main
 from sdpg.errors import SdpgError

@@ -187,6 +187,7 @@ def compare(argv: Argv) -> int:
     if options.json:
         print_json(result)
     else:
-        print_table(comparison.HEADER, comparison.table(result["runs"]), range(2, len(comparison.HEADER)))
+        header = (*comparison.HEADER, *comparison.measures(result["runs"]))
+        print_table(header, comparison.table(result["runs"]), range(2, len(header)))
         print(f"{result['metric']} in {result['png']} and {result['html']}")
     return 0

@@ -60,6 +60,7 @@ class Curve:
     options: Mapping[str, Any]  # flat: "algo.horizon": 32
     axes: Mapping[str, Column]
     y: Column  # the metric, as logged
+    measures: Mapping[str, float | None]  # of its last episodes, as the task named them
 
 
 def compare(options: Options, of_the_session: Collection[str] = ()) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def _load(folders: Sequence[Path], metric: str) -> list[Curve]:
                     for axis, (key, scale) in curves.AXES.items()
                 },
                 y=curves.column(row.get(metric) for row in rows),
+                measures={name: rows[-1][name] for name in (rows[-1] if rows else ()) if name.startswith("Episode/")},
             )
         )
     if not any(np.isfinite(curve.y).any() for curve in found):
@@ -187,6 +189,7 @@ def _result(curve: Curve, label: str) -> dict[str, Any]:
         "last": curves.number(float(curve.y[there[-1]])) if len(there) else None,
         "highest": None if best is None else curves.number(float(curve.y[best])),
         "highest_at": None if best is None else int(curve.axes["iteration"][best]),
+        "measures": dict(curve.measures),
     }
 
 
@@ -197,8 +200,17 @@ def _at_the_end(x: Column) -> float | None:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """What compare() says of its listing, as lines of text under HEADER."""
-    return [tuple(_cell(result[name]) for name in HEADER) for result in results]
+    """What compare() says of its runs, as lines of text under HEADER."""
+    names = measures(results)
+    return [
+        (*(_cell(result[name]) for name in HEADER), *(_cell(result["measures"].get(name)) for name in names))
+        for result in results
+    ]
+
+
+def measures(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those that any of the runs has: columns beyond HEADER."""
+    return tuple(dict.fromkeys(name for result in results for name in result["measures"]))
 
 
 HEADER = ("run", "state", "iteration", "minutes", "last", "highest", "highest_at")
@@ -287,7 +299,9 @@ _COLUMNS = {
 def _results_table(results: Sequence[dict[str, Any]], grouped: bool) -> str:
     columns = {"run": "run", "label": "line"} | _COLUMNS if grouped else _COLUMNS
     counted = [result | {k: f"{result[k]:,}" for k in ("env_steps", "images") if result[k]} for result in results]
-    return _html_table(list(columns.values()), [[result[name] for name in columns] for result in counted])
+    names = measures(results)
+    lines = [[*(r[name] for name in columns), *(r["measures"].get(name) for name in names)] for r in counted]
+    return _html_table([*columns.values(), *names], lines)
 
 
 def _differences_table(names: Sequence[str], differences: Mapping[str, Sequence[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Learning curves: a run's rows as columns of numbers, smoothed, averaged over listing, drawn."""
+"""Learning curves: a run's rows as columns of numbers, smoothed, averaged over runs, drawn."""
 
 from __future__ import annotations
 
