@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from helpers.browser import Page
-from test_compare import three  # noqa: F401  a fixture
 from test_browser import ask, look_until, present  # noqa: F401  a fixture among them
+from test_compare import three  # noqa: F401  a fixture
 
 from sdpg.report import compare
 from sdpg.watch import browser
