@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 RUNS = {"hopper from state": ["hopper"], "cartpole from pixels": ["cartpole", "--obs", "pixels"]}
 ITERATIONS = 20
+RENAMED = {"env/sim.rows": "env/sim.state", "env/eyes.pixels": "env/frames.pixels"}  # by the later version
 
 
 def main() -> int:
@@ -61,7 +62,8 @@ def tensors(run: Path) -> dict[str, bytes]:
     """Name -> bytes of every tensor of the last checkpoint."""
     file = run / "checkpoints" / f"{ITERATIONS:08}" / "tensors.safetensors"
     with safe_open(file, "pt") as opened:
-        return {name: opened.get_tensor(name).numpy().tobytes() for name in opened.keys()}  # noqa: SIM118
+        names = list(opened.keys())
+        return {RENAMED.get(name, name): opened.get_tensor(name).numpy().tobytes() for name in names}
 
 
 def compare(what: str, reference: dict[str, bytes], found: dict[str, bytes]) -> int:

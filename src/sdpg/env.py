@@ -62,7 +62,7 @@ class BranchedEnv:
         self._episode_return = torch.zeros(num_nominal, device=self.device)  # (N,) of the running nominal episodes
         self.episodes = Episodes()  # the nominal ones that have finished
         self._forget_counts()
-        # Since the frame_stacks last looked: whether steps were made, whether episodes began, and in which rows (N,).
+        # Since cameras last looked: whether steps were made, whether episodes began, and in which rows (N,).
         self._moved = self._begun = False
         self._new = torch.zeros(num_nominal, dtype=torch.bool, device=self.device)
         self._begin(torch.arange(num_nominal, device=self.device), None)
@@ -253,18 +253,19 @@ class BranchedEnv:
             **self.episodes.state_dict(),
         }
         if self.frame_stacks is not None:
-            mine |= {f"eyes.{name}": values for name, values in self.frame_stacks.frames().items()}
+            mine |= {f"frames.{name}": values for name, values in self.frame_stacks.frames().items()}
             mine |= {"seen": torch.tensor(not self._moved), "new": self._new.clone()}
         return mine
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """The inverse, with every row branched."""
+        state = {_as_today(name): values for name, values in state.items()}
         self._episode_return.copy_(state["episode_return"])
         self._start_rng.counter.copy_(state["start_rng"])
         self.episodes.load_state_dict(state)
         self.load_column({name: self._of_nominals(name, values) for name, values in state.items()})
         if self.frame_stacks is not None:
-            self.frame_stacks.load({name: state[f"eyes.{name}"] for name in self.frame_stacks.frames()})
+            self.frame_stacks.load({name: state[f"frames.{name}"] for name in self.frame_stacks.frames()})
             self._moved, self._new = not state["seen"], state["new"].to(self.device, copy=True)
             self._begun = bool(self._new.any())
 
@@ -359,6 +360,11 @@ class BranchedEnv:
         self.episodes.add(self.rows[rows], self._episode_return[rows], length, measures)
         memory = {name: values[rows, 0].clone() for name, values in self._memory.items()}
         return Ended(memory, length, step.terminated[rows, 0], failed)
+
+
+def _as_today(name: str) -> str:
+    """Of a part of a state that an earlier version saved."""
+    return "sim.state" if name == "sim.rows" else f"frames.{name[5:]}" if name.startswith("eyes.") else name
 
 
 def _alike(name: str) -> bool:

@@ -165,6 +165,7 @@ def _build(
     algo = build_algorithm(cfg, env, group)
     if saved is not None:
         restore(saved, algo, env, group)
+    env.take_counts()  # what was drawn to build networks is not part of the run
     return env, algo
 
 

@@ -172,6 +172,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sdpg.run.memory.resident_bytes", lambda: 2**29)  # a long test run has more
     endless = ["--num-nominal", "10", "--algo.horizon", "1000000", "--memory-gb", "3"]
     assert "or less, or set --memory-gb" in _refused(capsys, "train", "hopper", *TINY, *endless)
     assert "give fewer --num-auxiliary" in _refused(capsys, "train", "hopper", *TINY, "--memory-gb", "0.01")
@@ -332,7 +333,7 @@ def test_missing_words(capsys: Capture) -> None:
     ("option", "value", "said"),
     [
         ("--num-nominal", "0", "num-nominal must be at least 1"),
-        ("--num-auxiliary", "0", "num-auxiliary must be at least 1"),
+        ("--num-auxiliary", "0", "sdpg needs --num-auxiliary 1 or more"),
         ("--num-nominal", "x", "--num-nominal"),
         ("--iterations", "0", "iterations must be at least 1"),
         ("--minutes", "-1", "minutes must be positive"),
@@ -340,7 +341,7 @@ def test_missing_words(capsys: Capture) -> None:
         ("--device", "tpu", "--device"),
         ("--sim", "gpu", "--sim"),
         ("--preset", "big", "--preset"),
-        ("--obs", "smell", "--obs"),
+        ("--obs", "smell", "has no observations 'smell'; it has state, pixels"),
         ("--algo.horizon", "0", "algo.horizon must be at least 1"),
         ("--task", "walker", "given twice"),
     ],

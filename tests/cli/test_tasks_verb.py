@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import subprocess_env
+from helpers.runs import subprocess_env
 
 from sdpg.cli import main
 
@@ -25,8 +25,8 @@ def test_tasks(capsys: Capture) -> None:
 
 def test_a_broken_plug_in_does_not_hide_the_others(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"cartpole": "sdpg.tasks.cartpole:Cartpole", "x": "no.no:X"}
-    for module in ("base", "registry"):
-        monkeypatch.setattr(f"sdpg.tasks.{module}.registry", lambda: known)
+    for module in ("plugins", "tasks.registry"):
+        monkeypatch.setattr(f"sdpg.{module}.targets", lambda group, ours: known)
     for argv in (["tasks"], ["tasks", "--json"]):
         assert main(argv) == 0
         out = capsys.readouterr().out

@@ -98,7 +98,7 @@ def test_parts_have_the_numbers_that_mujoco_has_for_them(env: BranchedEnv) -> No
             lambda d: np.concatenate([d.sensor(n).data for n in ("place", "gyro")]),
         ),
     }
-    rows, masses = env.sim.state_dict()["rows"], env.sim.params("body_mass")
+    rows, masses = env.sim.state_dict()["state"], env.sim.params("body_mass")
     for i in range(N * K):
         model.body_mass[:] = masses[i].numpy()
         data = mujoco.MjData(model)

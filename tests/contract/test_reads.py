@@ -71,7 +71,7 @@ def test_every_allowed_field_is_that_of_the_state_after_the_step(case: str, engi
     sim.write(torch.arange(WORLDS), qpos, 4.0 * torch.randn(WORLDS, model.nv, generator=generator))
     for _ in range(10):
         ctrl = 3.0 * torch.randn(WORLDS, model.nu, generator=generator)
-        before = sim.state_dict()["rows"]
+        before = sim.state_dict()["state"]
         sim.step(ctrl, SUBSTEPS)
     _compare(engine, sim, model, before, ctrl)
 

@@ -115,7 +115,7 @@ def _parts(sim: CpuSim | WarpSim) -> dict[str, Tensor]:
     names = [name for name in mujoco.mjtState.__members__ if name.startswith("mjSTATE_")]
     atoms = [name for name in names if bin(int(mujoco.mjtState.__members__[name])).count("1") == 1]
     sizes = [mujoco.mj_stateSize(sim.model, int(mujoco.mjtState.__members__[name])) for name in atoms]
-    rows = sim.state_dict()["rows"]
+    rows = sim.state_dict()["state"]
     return {name[8:]: part for name, part in zip(atoms, rows.split(sizes, dim=1), strict=True)}
 
 
@@ -280,7 +280,7 @@ def test_mocap_bodies_are_where_write_puts_them(engine: type[CpuSim] | type[Warp
 
 @pytest.mark.parametrize("field", ["geom_friction", "body_mass"])
 def test_parameters_are_per_world_and_are_copied(real: CpuSim | WarpSim, field: str) -> None:
-    """2. with parameters: "the whole row, parameters and fields too"; dependent constants follow."""
+    """2. with parameters: "the whole state, parameters and fields too"; dependent constants follow."""
     sim, default = real, real.params(field)
     _start(sim, torch.arange(E))
     values = default[:2] * torch.tensor([0.2, 3.0], dtype=default.dtype).view(2, *[1] * (default.dim() - 1))
@@ -363,10 +363,10 @@ def test_the_engine_says_what_is_wrong(sim: Simulator) -> None:
 def test_the_state_of_some_worlds_is_their_part_of_the_state_of_all(sim: Simulator) -> None:
     _run(sim, 5)
     some, everyone = sim.state_dict(torch.tensor([4, 1])), sim.state_dict()
-    assert some.keys() == everyone.keys() and "rows" in some
+    assert some.keys() == everyone.keys() and "state" in some
     assert all(torch.equal(values, everyone[name][[4, 1]]) for name, values in some.items())
     _run(sim, 1)
-    assert not torch.equal(everyone["rows"], sim.state_dict()["rows"])  # what was given out stays
+    assert not torch.equal(everyone["state"], sim.state_dict()["state"])  # what was given out stays
 
 
 @pytest.mark.parametrize("mend", ["write", "copy"])

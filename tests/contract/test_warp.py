@@ -111,7 +111,7 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
     renderer = make_renderer(compile_scene(cpu.task), 4, [eye])
     close, alike = [], []
     for action in _actions(cpu, 100):
-        other.sim.load_state_dict({"rows": cpu.sim.state_dict()["rows"]})
+        other.sim.load_state_dict({"state": cpu.sim.state_dict()["state"]})
         a, b = cpu.step(action), other.step(action)
         close.append(((a.state - b.state).abs().amax(-1) < 1e-3) & ((a.reward - b.reward).abs() < 1e-3))
         assert torch.equal(a.terminated, b.terminated) and not b.failed.any()
@@ -139,7 +139,7 @@ def test_without_contacts_the_engines_stay_together(name: str) -> None:
 
 
 def test_nothing_but_the_rows_is_carried_into_the_next_step() -> None:
-    """1. "A world is its row": whatever else is in `Data` may be overwritten between steps."""
+    """1. "A world is its state": whatever else is in `Data` may be overwritten between steps."""
     sim = _sim()
     expected = _states(sim)
     overwritten = []
@@ -170,7 +170,7 @@ def test_delayed_sensors_are_not_read_more_often_than_in_a_step() -> None:
     plain, reading = _sim((), model), _sim(("sensordata",), model)
     for sim in (plain, reading):
         _states(sim, 10)
-    assert model.nhistory and torch.equal(plain.state_dict()["rows"], reading.state_dict()["rows"])
+    assert model.nhistory and torch.equal(plain.state_dict()["state"], reading.state_dict()["state"])
     assert plain._state["history"].any()
 
 

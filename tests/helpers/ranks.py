@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from helpers.runs import SRC, subprocess_env
+from helpers.runs import SRC, TESTS, subprocess_env
 from sdpg.distributed import Group, join
 
 
@@ -24,8 +24,10 @@ class OneOf(Group):
 def ranks(module: str, act: str, *arguments: object, size: int = 2) -> None:
     """Calls the function `act` of a test module on every rank: act(group, *arguments). They are forked by a fresh
     process that has imported everything once."""
-    script = "import sys, ranks; ranks._fork(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])"
-    env = subprocess_env() | {"PYTHONPATH": f"{SRC}:{SRC.parent / 'tests'}:{SRC.parent / 'tests' / 'unit'}"}
+    script = (
+        "import sys; from helpers import ranks; ranks._fork(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])"
+    )
+    env = subprocess_env() | {"PYTHONPATH": os.pathsep.join(map(str, (SRC, TESTS, TESTS / "unit", TESTS / "system")))}
     command = [sys.executable, "-c", script, str(size), module, act, *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A task whose policy has several senses, fused: "senses:Senses"."""
+"""A task whose policy has several senses, fused: "helpers.sources:Senses"."""
 
 from __future__ import annotations
 

@@ -352,4 +352,6 @@ def test_a_mistake_under_torchrun_is_one_line(tmp_path: Path) -> None:
     job = _Job(tmp_path / "run", 0)
     code, out, err = job.end(within=120)
     assert code != 0 and out == ""
-    assert [line for line in err.splitlines() if line.startswith("sdpg: ")] == ["sdpg: iterations must be at least 1"]
+    assert [line for line in err.splitlines() if line.startswith("sdpg: ")] == [
+        "sdpg: iterations must be at least 1, not 0"
+    ]

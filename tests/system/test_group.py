@@ -41,7 +41,7 @@ def _speak(group: Group) -> None:
     def wrong_first() -> None:
         raise SdpgError(f"no folder {rank}")
 
-    for act in (group.first, group.together):
+    for act in (group.on_rank_zero, group.on_all_ranks):
         with pytest.raises(SdpgError, match=r"^no folder 0$"):
             act(wrong_first)
     count, mean, var = moments(torch.arange(2.0 * rank).view(-1, 1), group)  # (), (0, 1), (0, 1, 2, 3)

@@ -23,7 +23,7 @@ from sdpg.algos.base import cosine_lr, linear_lr
 from sdpg.config import TrainCfg
 from sdpg.distributed import Group
 from sdpg.report import compare
-from sdpg.run import checkpoint, folder, log
+from sdpg.run import checkpoint, folder, log, resume
 from sdpg.run.pace import Pace
 
 
@@ -55,7 +55,7 @@ def go(cfg: TrainCfg, run: Path, clock: Clock | None = None, resume: bool = Fals
 
 
 def schedule(run: Path) -> tuple[int, int]:
-    algo = folder.cfg_from_dict(folder.read_config(run)["cfg"]).algo
+    algo = resume.cfg_from_dict(folder.read_config(run)["cfg"]).algo
     return algo.schedule_iterations, algo.schedule_from
 
 
@@ -164,7 +164,7 @@ def test_seeds_of_one_time_are_still_one_line(tmp_path: Path) -> None:
     options = compare.Options(
         (tmp_path / "0", tmp_path / "1"), str(tmp_path / "out"), metric="Loss/actor_lr", group=True
     )
-    assert {run["label"] for run in compare.compare(options, folder.RESUMABLE)["runs"]} == {"0 and 1 more"}
+    assert {run["label"] for run in compare.compare(options, resume.RESUMABLE)["runs"]} == {"0 and 1 more"}
 
 
 # --- ranks

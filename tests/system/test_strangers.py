@@ -25,7 +25,7 @@ from sdpg.run import checkpoint, failures
 from sdpg.run.resume import cfg_from_dict
 from sdpg.tasks.base import make_task, named_in_file
 from sdpg.train import train
-from sdpg.watch import film
+from sdpg.watch import player
 from sdpg.watch.replay import replay
 
 Stranger = Callable[[str, str], str]
@@ -145,7 +145,7 @@ def test_from_python_the_task_is_an_argument(run: Path, stranger: Stranger) -> N
     dump, saved = failures.load(_dump(run)), checkpoint.load(checkpoint.find(run)).cfg
     for refused in (
         lambda: evaluate(run, 1),
-        lambda: film.load_policy(run, "last", 0),
+        lambda: player.open_run(run, "last", 0),
         lambda: replay(dump),
         lambda: cfg_from_dict(saved),
         lambda: train(tiny(iterations=3, max_value=1e-3, max_failed=1.0), run, resume=True),  # of the cartpole
@@ -240,7 +240,7 @@ def test_a_dump_gives_no_values_to_the_model_that_the_task_does_not(run: Path, c
 def test_a_checkpoint_gives_no_values_to_the_model_that_the_task_does_not(run: Path, capsys: Capture) -> None:
     folder = checkpoint.find(run)
     saved = checkpoint.load(folder)
-    worlds = len(saved.state["env"]["sim.rows"])
+    worlds = len(saved.state["env"]["sim.state"])
     saved.state["env"]["sim.params.dof_treeid"] = torch.full((worlds, 2), 2_000_000_000, dtype=torch.int32)
     checkpoint.save(folder.parent, saved.iteration, saved.state, saved.cfg)
     assert "the engine's state has 'params.dof_treeid'" in _refused(capsys, *_verbs(run)["train"])

@@ -61,7 +61,7 @@ def test_iteration(obs: Literal["state", "pixels"]) -> None:
     assert algorithm.exploration_noise is before  # the stopwatch has let go
     seconds = result["seconds"]
     assert set(seconds) == {
-        "noise", "policy", "physics", "task functions", "restarts", "quarantine", "value", "actor update",
+        "noise", "acting", "physics", "task functions", "restarts", "failure records", "actor update",
         "critic update", "normaliser", "other",
     } | ({"rendering"} if obs == "pixels" else set())  # fmt: skip
     assert result["renderer"] == ("raster" if obs == "pixels" else None)

@@ -34,7 +34,7 @@ from sdpg.run import checkpoint, failures
 from sdpg.tasks.base import BUILT_IN, make_task
 from sdpg.types import MOCAP
 from sdpg.watch import replay
-from sdpg.watch.player import Player
+from sdpg.watch.player import Player, SimplePolicy
 
 Rows = list[dict[str, str]]
 OBSERVATIONS = ("state", "pixels")
@@ -219,7 +219,8 @@ def test_every_task_steps_and_restarts_on_the_device(name: str) -> None:
             ended = torch.zeros_like(step.terminated)
             ended[i % 2, i // 2] = True  # a nominal or an auxiliary, of either row
             step = replace(step, terminated=step.terminated | ended)
-            found += [*vars(step).values(), env.restart(step), env.observe().state, *env.memory.values()]
+            found += [x for x in vars(step).values() if isinstance(x, Tensor)]
+            found += [*step.terms.values(), env.restart(step), env.observe().state, *env.memory.values()]
         return found
 
     here = go(make_env(name, 2, 1, 0, 1))
@@ -353,7 +354,7 @@ def test_a_film_of_a_world_on_the_device() -> None:
     with pretended_gpu():
         env = moved(plain)
         image = OnGpu(torch.zeros(3, 30, 30, dtype=torch.uint8))
-        player = Player(lambda obs: torch.zeros(1, 1, device=DEVICE), env, lambda qpos: image)
+        player = Player(SimplePolicy("zero", 1, RowRng(0, env.rows)), env, lambda qpos: image)
         player.step()
         assert player.image().shape == (30, 44, 3)
         player.restart()

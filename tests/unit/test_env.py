@@ -335,7 +335,7 @@ def test_a_restored_environment_goes_on_identically() -> None:
     fresh._start_rng, fresh._step_rng = _block_env()._start_rng, _block_env()._step_rng  # the seed belongs to the run
     fresh.load_state_dict(env.state_dict())
     env.branch()  # auxiliaries are not saved: a segment begins with this
-    assert not fresh.apart.any()
+    assert not fresh.steps_since_branch.any()
     assert env.episodes.means() == fresh.episodes.means() or env.episodes.count == 0
     for t in range(60):
         a, b = env.step(_action(env, t)), fresh.step(_action(env, t))

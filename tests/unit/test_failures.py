@@ -138,7 +138,7 @@ def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
 
 def test_a_long_segment_is_remembered_to_its_branching(tmp_path: Path) -> None:
     env = make_env(Endless(), 2, 1, threads=1)
-    watched = _watched(env, "test_quarantine:Endless", tmp_path, horizon=70)
+    watched = _watched(env, "test_failures:Endless", tmp_path, horizon=70)
     for t in range(65):
         env.step(_action(env, t))
     nominal, auxiliary = watched._dump(0, 0), watched._dump(0, 1)
@@ -146,7 +146,7 @@ def test_a_long_segment_is_remembered_to_its_branching(tmp_path: Path) -> None:
     assert (len(nominal.action), len(auxiliary.action)) == (STEPS, 65)
     assert _replay(nominal).departed is None and _replay(auxiliary).departed is None
     # Where the branching is forgotten there is nothing to begin with.
-    short = _watched(env, "test_quarantine:Endless", tmp_path, horizon=10)
+    short = _watched(env, "test_failures:Endless", tmp_path, horizon=10)
     env.step(_action(env, 65))
     assert short._dump(0, 1) is None and short._dump(0, 0) is not None
 
@@ -189,7 +189,7 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
 )
 def test_physics_that_blow_up_blow_up_again(max_value: float, clause: str, tmp_path: Path) -> None:
     """A finite but absurd state, and one that the engine itself gives up."""
-    cfg = tiny("test_quarantine:Springy", horizon=40, max_value=max_value, max_failed=0.01)
+    cfg = tiny("test_failures:Springy", horizon=40, max_value=max_value, max_failed=0.01)
     with pytest.raises(
         SdpgError, match=rf"\({clause}.*\); look at its actuators, contacts and timestep \(`sdpg replay .*bad"
     ):
@@ -335,14 +335,14 @@ def test_starts_that_are_not_finite_spoil_nothing(stranger: Stranger, tmp_path: 
 @pytest.fixture
 def dump_file(tmp_path: Path) -> Path:
     with pytest.raises(SdpgError, match="qvel"):
-        train(tiny("test_quarantine:Springy", horizon=20), tmp_path / "made")
+        train(tiny("test_failures:Springy", horizon=20), tmp_path / "made")
     return next((tmp_path / "made" / "bad").iterdir())
 
 
 def test_files_that_are_no_dumps_are_refused_in_one_line(dump_file: Path, tmp_path: Path, capsys: Capture) -> None:
     def refused(path: Path, *options: str) -> str:
         capsys.readouterr()
-        assert main(["replay", str(path), *(options or ["--task", "test_quarantine:Springy"])]) == 2
+        assert main(["replay", str(path), *(options or ["--task", "test_failures:Springy"])]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("sdpg: ") and err.count("\n") == 1 and "Traceback" not in err
         return err
@@ -372,7 +372,7 @@ def test_files_that_are_no_dumps_are_refused_in_one_line(dump_file: Path, tmp_pa
     assert "does not fit" in refused(changed({}, control=tensors["control"][:, :0]))
     assert "does not fit" in refused(changed({}, action=tensors["action"].bool()))
     assert "unknown engine 'other'" in refused(changed({"sim": "other"}))
-    assert main(["replay", str(changed({"versions": 3})), "--task", "test_quarantine:Springy"]) == 0
+    assert main(["replay", str(changed({"versions": 3})), "--task", "test_failures:Springy"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.train import train
 from sdpg.types import Camera
-from sdpg.watch import film
+from sdpg.watch import film, player
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
     view = torch.full((3, 90, 90), 7, dtype=torch.uint8)
     stack = torch.tensor([10, 20, 30], dtype=torch.uint8).repeat_interleave(3)[:, None, None].expand(9, 6, 6)
-    image = film.beside(view, [stack])
+    image = player.beside(view, [stack])
     assert image.shape == (90, 90 + 4 + 30, 3)
     assert (image[:, :90] == 7).all()
     assert image[[5, 45, 85], 110, 0].tolist() == [30, 20, 10]
@@ -38,8 +38,8 @@ def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
 
 def test_depth_is_shown_near_bright() -> None:
     depth = torch.stack((torch.full((4, 4), 0.0), torch.full((4, 4), float("inf"))))
-    seen = film.colours(depth, Camera("eye", depth=True, stack=2))
-    image = film.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
+    seen = player.colours(depth, Camera("eye", depth=True, stack=2))
+    image = player.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
     assert image[0, -1].tolist() == [0, 0, 0] and image[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
 
 
@@ -64,7 +64,18 @@ def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: py
 
 
 def test_every_camera_has_its_column(tmp_path: Path) -> None:
-    argv = ["play", "senses:Senses", "--policy", "zero", "--frames", str(tmp_path), "--episodes", "1", "--size", "96"]
+    argv = [
+        "play",
+        "helpers.sources:Senses",
+        "--policy",
+        "zero",
+        "--frames",
+        str(tmp_path),
+        "--episodes",
+        "1",
+        "--size",
+        "96",
+    ]
     assert main(argv) == 0
     width, height = Image.open(tmp_path / "00000.png").size
     # three colour images, two of depth, one of another camera: 32, 48 and 96 high

@@ -25,6 +25,7 @@ from sdpg.tasks.cartpole import Cartpole
 from sdpg.types import Camera, Ended, Start
 from sdpg.watch.browser import Controls, Crane
 from sdpg.watch.film import frames
+from sdpg.watch.player import SimplePolicy
 
 
 class Counting:
@@ -238,7 +239,8 @@ def test_precision_is_what_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "obs"), [("cartpole", "state"), ("cartpole", "pixels"), ("hopper", "pixels"), ("senses:Senses", "pixels")]
+    ("task", "obs"),
+    [("cartpole", "state"), ("cartpole", "pixels"), ("hopper", "pixels"), ("helpers.sources:Senses", "pixels")],
 )
 def test_the_gradient_of_chunks_is_the_gradient_of_the_whole(task: str, obs: str) -> None:
     cfg = replace(
@@ -259,8 +261,8 @@ def test_the_gradient_of_chunks_is_the_gradient_of_the_whole(task: str, obs: str
 
 def test_several_senses_are_fused() -> None:
     """One camera's colours and depth, another one's depth, a vector: each has an encoder, and each is learned from."""
-    cfg = replace(tiny("senses:Senses", "pixels").algo, encoder_features=8)
-    env = make_env("senses:Senses", 3, 2, threads=1, obs="pixels")
+    cfg = replace(tiny("helpers.sources:Senses", "pixels").algo, encoder_features=8)
+    env = make_env("helpers.sources:Senses", 3, 2, threads=1, obs="pixels")
     assert env.frame_stacks is not None and [(v.camera, v.rgb, v.depth) for v in env.frame_stacks.renderer.views] == [
         ("side", True, True),
         ("above", False, True),
@@ -399,6 +401,6 @@ def test_films_and_the_crane_show_the_rows_goal() -> None:
     mujoco.mj_setConst(model, mujoco.MjData(model))
     qpos, mocap = env.physics().qpos[:, 0], env.looks(["mocap_pos"])
     wanted = make_renderer(model, 1, [View(camera, size, size)]).render(qpos, mocap)[camera].rgb[0]
-    film = next(frames(lambda obs: torch.zeros(1, 1), env, 1, size, {}))
+    film = next(frames(SimplePolicy("zero", 1, RowRng(0, env.rows)), env, 1, size, {}))
     assert torch.equal(torch.from_numpy(film)[:, :size].permute(2, 0, 1), wanted)
     assert (Crane(env, size).image(qpos, Controls()) != wanted).float().mean() < 0.01

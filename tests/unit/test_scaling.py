@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpg.algos.api import Context
+from sdpg.algos.api import Context, Shapes
 from sdpg.algos.sdpg import Sdpg
-from sdpg.bench import costs, crew, scaling, scaling_page
+from sdpg.bench import costs, measured, scaling, scaling_page
 from sdpg.bench.costs import Setup, Work
 from sdpg.bench.measured import Job, MeasuredTraining
-from sdpg.build import cameras_of, make_env
+from sdpg.build import cameras_of, image_shape, make_env
 from sdpg.cli import main
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
@@ -96,7 +96,9 @@ def test_multiply_adds_are_those_of_the_networks(task_name: str, obs: str) -> No
         with FlopCounterMode(display=False) as counter:
             act()
         counts.append(counter.get_total_flops() // 2)
-    assert costs.multiply_adds(cfg, task, cameras_of(task, obs)) == tuple(counts)
+    images = tuple(image_shape(camera) for camera in cameras_of(task, obs).values())
+    shapes = Shapes(1, 1, task.state_size, task.action_size, images, () if images else (task.state_size,))
+    assert cfg.algo._multiply_adds(shapes) == tuple(counts)
 
 
 def test_pictures_are_resized_together() -> None:
@@ -241,7 +243,7 @@ def test_a_crew_takes_its_turns(
 ) -> None:
     step = CpuSim.step
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))  # asked for two iterations, for one, then for no more
-    crew.main(json.dumps(asdict(Job("cartpole", "state", "cpu", 0, Setup(2, 1, 3), str(tmp_path / "run")))))
+    measured.main(json.dumps(asdict(Job("cartpole", "state", "cpu", 0, Setup(2, 1, 3), str(tmp_path / "run")))))
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(turn["rows"]) for turn in said] == [0, 2, 1]
     for row in said[1]["rows"] + said[2]["rows"]:

@@ -30,10 +30,10 @@ def _make(n: int = 3, m: int = 4, task: ToyTask | None = None, **options: Any) -
     return Sdpg(replace(SMALL, **options), Context(env, seed=0)), env
 
 
-def _iterate(algo: Sdpg, env: BranchedEnv, count: int = 1, total: int = 100) -> Metrics:
+def _iterate(algo: Sdpg, env: BranchedEnv, count: int = 1) -> Metrics:
     metrics: Metrics = {}
     for _ in range(count):
-        metrics = algo.update(algo.collect(env), total)
+        metrics = algo.update(algo.collect(env))
     return metrics
 
 
@@ -320,15 +320,15 @@ def test_cosine_schedule() -> None:
 
 
 def test_learning_rates_over_a_run() -> None:
-    algo, env = _make(actor_schedule="cosine", warmup=2)
-    seen = [_iterate(algo, env, total=6) for _ in range(7)]
+    algo, env = _make(actor_schedule="cosine", warmup=2, schedule_iterations=6)
+    seen = [_iterate(algo, env) for _ in range(7)]
     assert [m["Loss/actor_lr"] for m in seen] == pytest.approx([cosine_lr(i, 6, 2e-3, 1e-5, 2) for i in range(7)])
     # linear to a tenth: 1 - 0.9 i / 6
     assert [m["Loss/critic_lr"] for m in seen] == pytest.approx([2e-4 * (1 - 0.15 * i) for i in range(7)])
-    algo, env = _make(critic_schedule="constant")
-    assert _iterate(algo, env, 3, total=3)["Loss/critic_lr"] == 2e-4
-    algo, env = _make(schedule_iterations=2)  # the option is stronger than the run's length
-    assert _iterate(algo, env, 3, total=1000)["Loss/critic_lr"] == pytest.approx(2e-5)
+    algo, env = _make(critic_schedule="constant", schedule_iterations=3)
+    assert _iterate(algo, env, 3)["Loss/critic_lr"] == 2e-4
+    algo, env = _make(schedule_iterations=2)
+    assert _iterate(algo, env, 3)["Loss/critic_lr"] == pytest.approx(2e-5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])

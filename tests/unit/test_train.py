@@ -20,7 +20,7 @@ from helpers.runs import NAN_TASK, subprocess_env, tiny
 from sdpg import train
 from sdpg.engines import choose_engine
 from sdpg.errors import SdpgError
-from sdpg.run import checkpoint, folder, log
+from sdpg.run import checkpoint, folder, log, resume
 from sdpg.tasks.base import TASKS, make_task
 
 CHANGING = ("seconds", "Perf/")  # metrics that are never twice the same
@@ -65,7 +65,9 @@ def _assert_same(a: Path, b: Path) -> None:
         }
 
 
-EVERYTHING = [(task, obs) for task in TASKS.targets() for obs in make_task(task).inputs] + [("senses:Senses", "pixels")]
+EVERYTHING = [(task, obs) for task in TASKS.targets() for obs in make_task(task).inputs] + [
+    ("helpers.sources:Senses", "pixels")
+]
 
 
 @pytest.mark.parametrize(("task", "obs"), EVERYTHING)
@@ -100,7 +102,7 @@ def test_same_seed_and_threads_are_bit_identical_after_20_iterations(threads: in
     train.train(cfg, tmp_path / "b")
     _assert_same(tmp_path / "a", tmp_path / "b")
     train.train(replace(cfg, seed=1), tmp_path / "c")
-    assert not torch.equal(_tensors(tmp_path / "a")["env/sim.rows"], _tensors(tmp_path / "c")["env/sim.rows"])
+    assert not torch.equal(_tensors(tmp_path / "a")["env/sim.state"], _tensors(tmp_path / "c")["env/sim.state"])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -123,7 +125,7 @@ def test_the_run_folder_tells_what_was_run(tmp_path: Path, monkeypatch: pytest.M
     config = json.loads((run / "config.json").read_text())
     asked = tiny(iterations=3)
     algo = replace(asked.algo, schedule_iterations=3)
-    assert folder.cfg_from_dict(config["cfg"]) == replace(asked, sim=choose_engine().sim, algo=algo)
+    assert resume.cfg_from_dict(config["cfg"]) == replace(asked, sim=choose_engine().sim, algo=algo)
     session = config["sessions"][0]
     assert session["device"] == choose_engine().device
     assert set(session["versions"]) >= {"sdpg", "mujoco", "torch", "numpy"}
@@ -150,7 +152,7 @@ def test_resume_appends_a_session_and_keeps_the_time(tmp_path: Path) -> None:
 
 def test_a_prolonged_run_keeps_its_schedules(tmp_path: Path) -> None:
     train.train(tiny(iterations=2), tmp_path / "run")
-    cfg = folder.cfg_from_dict(folder.read_config(tmp_path / "run")["cfg"])
+    cfg = resume.cfg_from_dict(folder.read_config(tmp_path / "run")["cfg"])
     train.train(replace(cfg, iterations=3), tmp_path / "run", resume=True)
     assert log.read(tmp_path / "run")[-1]["Loss/actor_lr"] == pytest.approx(cfg.algo.actor_lr_min)
 
@@ -367,7 +369,7 @@ def test_a_run_goes_on_without_its_config(config: str | None, tmp_path: Path) ->
     if config is not None:
         (run / "config.json").write_text(config)
     recorder = Recorder()
-    cfg = folder.cfg_from_dict(folder.saved_options(run))
+    cfg = resume.cfg_from_dict(resume.saved_options(run))
     assert cfg == replace(tiny(iterations=2), sim=cfg.sim, algo=cfg.algo)
     train.train(replace(cfg, iterations=3), run, resume=True, report=recorder)
     assert "config.json' can't be read: it is written anew" in recorder.messages()[0]
@@ -406,16 +408,16 @@ WRONG = [  # option, value in a file, what it must be
 
 def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SdpgError, match="does not know: bogus"):
-        folder.cfg_from_dict({"task": "x", "bogus": 1})
-    with pytest.raises(SdpgError, match="not one of sdpg"):
-        folder.cfg_from_dict({})
+        resume.cfg_from_dict({"task": "cartpole", "bogus": 1})
+    with pytest.raises(SdpgError, match="names 'None' as its task"):
+        resume.cfg_from_dict({})
     with pytest.raises(SdpgError, match="num-nominal must be at least 1"):
-        folder.cfg_from_dict({"task": "x", "num_nominal": 0})
+        resume.cfg_from_dict({"task": "cartpole", "num_nominal": 0})
     for option, value, fix in WRONG:
         *parents, name = option.replace("-", "_").split(".")
         values = {"algo": {name: value}} if parents else {name: value}
         with pytest.raises(SdpgError, match=rf"has {option} .*; it must be {fix}"):
-            folder.cfg_from_dict({"task": "x"} | values)
+            resume.cfg_from_dict({"task": "cartpole"} | values)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SdpgError, match="no GPU that torch can use"):
         train.train(tiny(device="cuda"))
@@ -423,10 +425,10 @@ def test_bad_configs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_of_before_engines_could_be_chosen_goes_on_with_its_own() -> None:
     before = tiny()
-    assert before.sim == "auto" and folder.engine_of(before) == "cpu"
-    folder.require_same_options(before, replace(before, sim="cpu"))
+    assert before.sim == "auto" and resume.engine_of(before) == "cpu"
+    resume.require_same_options(before, replace(before, sim="cpu"))
     with pytest.raises(SdpgError, match="sim cpu -> warp"):
-        folder.require_same_options(before, replace(before, sim="warp"))
+        resume.require_same_options(before, replace(before, sim="warp"))
 
 
 def test_another_device_is_worth_a_word(tmp_path: Path) -> None:

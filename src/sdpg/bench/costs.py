@@ -85,6 +85,8 @@ def configured(cfg: TrainCfg, setup: Setup) -> TrainCfg:
 
 def work(cfg: TrainCfg, task: Task, setup: Setup) -> dict[str, Work]:
     """The amounts of each phase that `setup` has."""
+    if not cfg.algo.work(Shapes(1, 1, 1, 1), 1):
+        raise SdpgError(f"there is no model of what {cfg.algorithm} costs; give another --algorithm")
     t, ranks = setup.horizon, setup.ranks
     cameras = resized(cameras_of(task, cfg.obs), setup.size)
     rows = setup.num_nominal // ranks
@@ -92,9 +94,7 @@ def work(cfg: TrainCfg, task: Task, setup: Setup) -> dict[str, Work]:
     vectors = (task.state_size,) * sum(name not in cameras for name in task.inputs[cfg.obs])
     images = tuple(map(image_shape, cameras.values()))
     shapes = Shapes(rows, 1 + setup.num_auxiliary, task.state_size, task.action_size, images, vectors)
-    learning = cfg.algo.work(shapes, ranks)
-    if not learning:
-        raise SdpgError(f"there is no model of what {cfg.algorithm} costs; give another --algorithm")
+    learning = configured(cfg, setup).algo.work(shapes, ranks)
     worlds, pixels = rows * shapes.branches, sum(c.width * c.height for c in cameras.values())
     return {
         "physics": Work(t, t * worlds * task.substeps),

@@ -107,7 +107,7 @@ def watch_iteration(algo: Algorithm, env: BranchedEnv) -> Stopwatch:
     watch.watch(env.sim, "step", "physics")
     watch.watch(env.task, "control reward terminated advance observe", "task functions")
     watch.watch(env, "branch restart", "restarts")
-    watch.watch(env, "column watch", "quarantine")
+    watch.watch(env, "column watch", "failure records")
     if env.frame_stacks is not None:
         watch.watch(env.frame_stacks, "look", "rendering")
     return watch

@@ -1,8 +1,8 @@
 """Worlds that failed: what led to it is remembered, and written to a file that `sdpg replay` plays back.
 
-A dump must begin at a state that is known to the last bit, and the rows of all N x K worlds for 50 steps would take
+A dump must begin at a state that is known to the last bit, and the states of all N x K worlds for 50 steps would take
 hundreds of megabytes. But physics is deterministic, and every auxiliary was its nominal when it was last branched or
-copied: the rows of the N nominals, and the actions and controls of all worlds, lead to each of them.
+copied: the states of the N nominals, and the actions and controls of all worlds, lead to each of them.
 
     <run>/bad/<iteration>-<row>-<branch>.safetensors     tensors, the model in MuJoCo's binary format, and a JSON text
 
@@ -55,7 +55,7 @@ class Dump:
 
     about: dict[str, Any]  # task, sim, seed, iteration, row, branch, apart, max_value, what, versions
     start: dict[str, Tensor]  # name -> (1, ...): BranchedEnv.column(0) before the first step
-    rows: Tensor  # (B or fewer, S) integration states before each step, as long as it was its nominal
+    states: Tensor  # (B or fewer, S) integration states before each step, as long as it was its nominal
     action: Tensor  # (B, A)
     control: Tensor  # (B, nu)
     fingerprint: Tensor  # (B,)
@@ -150,11 +150,11 @@ class FailureRecorder:
         return Dump(
             about=about,
             start={name: values[row : row + 1].to("cpu", copy=True) for name, values in past[0].nominal.items()},
-            rows=torch.stack([moment.nominal["sim.rows"][row] for moment in past[: shared + 1]]).cpu(),
+            states=torch.stack([moment.nominal["sim.state"][row] for moment in past[: shared + 1]]).cpu(),
             action=torch.stack([moment.action[row, k] for moment, k in trail]).cpu(),
             control=torch.stack([moment.control[row, k] for moment, k in trail]).cpu(),
             fingerprint=torch.stack([moment.fingerprint[row, k] for moment, k in trail]).cpu(),
-            end=env.column(branch)["sim.rows"][row].to("cpu", copy=True),
+            end=env.column(branch)["sim.state"][row].to("cpu", copy=True),
             model=self._model,
         )
 
@@ -199,7 +199,8 @@ _ABOUT: dict[str, tuple[type, ...]] = {  # the least that a dump tells
     "what": (list,),
     **dict.fromkeys(("iteration", "seed", "row", "branch", "apart"), (int,)),
 }
-_PARTS = ("rows", "action", "control", "fingerprint", "end")  # the tensors of a dump beside its start
+_RENAMED = {"rows": "states", "start.sim.rows": "start.sim.state"}  # by earlier versions
+_PARTS = ("states", "action", "control", "fingerprint", "end")  # the tensors of a dump beside its start
 
 
 def encode(dump: Dump, iteration: int) -> bytes:
@@ -225,7 +226,7 @@ def load(path: Path) -> Dump:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+            tensors = {_RENAMED.get(name, name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}")
         if about["version"] != VERSION:

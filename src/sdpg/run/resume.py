@@ -67,6 +67,7 @@ def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCf
         known = ", ".join(sorted(ALGORITHMS.targets()))
         raise SdpgError(f"unknown algorithm '{str(algorithm)[:40]}' in the saved config; known: {known}")
     kinds = {"algo": ALGORITHMS.load(algorithm), "task_cfg": task_class(named_in_file(values.get("task"), task)).Cfg}
+    values = {"algo": {}, **values}  # the oldest name none
     if isinstance(algo, Mapping):
         values = {**values, "algo": {_RENAMED.get(name, name): value for name, value in algo.items()}}
     cfg = _build(TrainCfg, values, "", kinds)

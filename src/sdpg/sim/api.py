@@ -2,13 +2,13 @@
 
 Promises, each with a test that quotes it (tests/contract):
 
-1. A world is its row: whatever can influence its future is in the integration state (solver warm start included) and in
-   its model parameters.
+1. A world is its state: whatever can influence its future is in the integration state (solver warm start included)
+   and in its model parameters.
 2. `copy` makes dst indistinguishable from src: given equal controls, both go on bit-identically.
 3. Worlds do not influence each other: what happens in one, failure included, leaves the others untouched bit for bit.
 4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared. Mocap bodies
    are where it is told, or else where the model has them, and stay there.
-5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state now in the rows.
+5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state as it is then.
 6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` mends
    it.
 7. Nothing depends on the number of threads.
@@ -55,7 +55,7 @@ class Simulator(Protocol):
         ...
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        """World dst[i] becomes world src[i]: the whole row, parameters and fields too. (n,), (n,)"""
+        """World dst[i] becomes world src[i]: the whole state, parameters and fields too. (n,), (n,)"""
         ...
 
     def set_params(self, worlds: Tensor, params: Mapping[str, Tensor]) -> None:
@@ -73,7 +73,7 @@ class Simulator(Protocol):
 
     def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
         """Everything needed to go on exactly from here, of all worlds or of `worlds` (n,): name -> (n, ...), with the
-        integration state as "rows"."""
+        integration state as "state"."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...

@@ -1,4 +1,4 @@
-"""Physics on CPU cores: `mujoco.batch`, one integration-state row per world, stepped by a C thread pool."""
+"""Physics on CPU cores: `mujoco.batch`, one integration state per world, stepped by a C thread pool."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CpuSim:
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread
         self._stage = int(_STAGES[stage_of(model, reads)])
-        self._fresh = self._batch.state[0].copy()  # (S,) the row of a world at rest: what write() starts from
-        self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the rows
+        self._fresh = self._batch.state[0].copy()  # (S,) the state of a world at rest: what write() starts from
+        self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the states
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
         self._bound = {"qpos": self._qpos, "qvel": self._qvel} | {name: self._batch.bind(name) for name in reads}
         self._fields = {name: torch.zeros(array.shape, dtype=torch.float32) for name, array in self._bound.items()}
@@ -113,13 +113,13 @@ class CpuSim:
         # Fields are saved, not recomputed: a forward pass may move the warm start.
         fields = {f"fields.{name}": torch.from_numpy(values.numpy()[ids]) for name, values in self._fields.items()}
         params = {f"params.{name}": torch.from_numpy(values[ids]) for name, values in self._expanded().items()}
-        return {"rows": torch.from_numpy(self._batch.state[ids])} | fields | params
+        return {"state": torch.from_numpy(self._batch.state[ids])} | fields | params
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         everyone = np.arange(self.num_worlds)
         params = {name.removeprefix("params."): v.numpy() for name, v in state.items() if name.startswith("params.")}
         self._set_params(everyone, params)
-        self._batch.state[:] = state["rows"].numpy()
+        self._batch.state[:] = state["state"].numpy()
         for name, values in self._fields.items():
             values.copy_(state[f"fields.{name}"])
 
@@ -144,7 +144,7 @@ class CpuSim:
         self._refresh(ids)
 
     def _refresh(self, ids: np.ndarray | None) -> None:
-        """float64 rows -> float32 fields, once."""
+        """float64 states -> float32 fields, once."""
         for name, values in self._fields.items():
             source = self._bound[name]
             if ids is None:

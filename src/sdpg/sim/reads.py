@@ -17,7 +17,7 @@ from sdpg.errors import SdpgError
 Stage = Literal["state", "position", "velocity", "acceleration"]
 
 FIELDS: dict[Stage, frozenset[str]] = {
-    "state": frozenset("act ctrl mocap_pos mocap_quat".split()),  # in the rows themselves
+    "state": frozenset("act ctrl mocap_pos mocap_quat".split()),  # in the integration state itself
     "position": frozenset(
         "xpos xquat xmat xipos ximat xanchor xaxis geom_xpos geom_xmat site_xpos site_xmat cam_xpos cam_xmat "
         "light_xpos light_xdir subtree_com cdof cinert ten_length".split()

@@ -44,7 +44,7 @@ class ToySim:
             "A": a.double().expand(num_worlds, -1, -1).clone(),  # (E, n, n)
             "B": b.double().expand(num_worlds, -1, -1).clone(),  # (E, n, m)
         }
-        self._rows = torch.zeros(num_worlds, self.nq, dtype=torch.float64)  # (E, n)
+        self._states = torch.zeros(num_worlds, self.nq, dtype=torch.float64)  # (E, n)
         self._fields = {"qpos": torch.zeros(num_worlds, self.nq), "qvel": torch.zeros(num_worlds, 0)}
 
     @property
@@ -54,9 +54,9 @@ class ToySim:
     def step(self, ctrl: Tensor, substeps: int) -> Tensor:
         push = _apply(self._params["B"], ctrl.double())  # (E, n)
         for _ in range(substeps):
-            self._rows = _apply(self._params["A"], self._rows) + push
+            self._states = _apply(self._params["A"], self._states) + push
         self._refresh()
-        return ~torch.isfinite(self._rows).all(-1)
+        return ~torch.isfinite(self._states).all(-1)
 
     def write(
         self,
@@ -66,11 +66,11 @@ class ToySim:
         mocap_pos: Tensor | None = None,
         mocap_quat: Tensor | None = None,
     ) -> None:
-        self._rows[worlds] = qpos.double()
+        self._states[worlds] = qpos.double()
         self._refresh()
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        self._rows[dst] = self._rows[src]
+        self._states[dst] = self._states[src]
         for values in self._params.values():
             values[dst] = values[src]
         self._refresh()
@@ -83,20 +83,20 @@ class ToySim:
         return self._params[field].clone() if worlds is None else self._params[field][worlds]
 
     def failure_reason(self, world: int) -> str:
-        return "" if torch.isfinite(self._rows[world]).all() else "the state is not finite"
+        return "" if torch.isfinite(self._states[world]).all() else "the state is not finite"
 
     def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
         ids = torch.arange(self.num_worlds) if worlds is None else worlds
-        return {"rows": self._rows[ids]} | {name: values[ids] for name, values in self._params.items()}
+        return {"state": self._states[ids]} | {name: values[ids] for name, values in self._params.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._rows.copy_(state["rows"])
+        self._states.copy_(state["state"])
         for name, values in self._params.items():
             values.copy_(state[name])
         self._refresh()
 
     def _refresh(self) -> None:
-        self._fields["qpos"].copy_(self._rows)
+        self._fields["qpos"].copy_(self._states)
 
 
 class ToyTask(Task):

@@ -164,9 +164,9 @@ class WarpSim:
 
     def state_dict(self, worlds: Tensor | None = None) -> dict[str, Tensor]:
         ids = torch.arange(self.num_worlds, device=self.device) if worlds is None else worlds
-        rows = torch.cat([values[ids].float() for values in self._state.values()], dim=1)
+        states = torch.cat([values[ids].float() for values in self._state.values()], dim=1)
         derived = {f"fields.{name}": values[ids] for name, values in self._derived.items()}
-        return {"rows": rows} | derived | {f"params.{name}": values[ids] for name, values in self._params.items()}
+        return {"state": states} | derived | {f"params.{name}": values[ids] for name, values in self._params.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         # Parameters and the constants that follow from them, as they were: nothing is derived again.
@@ -174,10 +174,10 @@ class WarpSim:
         for name in names | self._params.keys():
             self._expand(name).copy_(state[f"params.{name}"] if name in names else self._defaults[name])
         sizes = [values.shape[1] for values in self._state.values()]
-        if state["rows"].shape != (self.num_worlds, sum(sizes)):
-            size = tuple(state["rows"].shape)
-            raise ValueError(f"rows {size} are not {self.num_worlds} worlds of {sum(sizes)} numbers")
-        for values, part in zip(self._state.values(), state["rows"].split(sizes, dim=1), strict=True):
+        if state["state"].shape != (self.num_worlds, sum(sizes)):
+            size = tuple(state["state"].shape)
+            raise ValueError(f"states {size} are not {self.num_worlds} worlds of {sum(sizes)} numbers")
+        for values, part in zip(self._state.values(), state["state"].split(sizes, dim=1), strict=True):
             values.copy_(part)
         for name, values in self._derived.items():
             values.copy_(state[f"fields.{name}"])

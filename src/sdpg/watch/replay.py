@@ -66,9 +66,9 @@ def replay(dump: Dump, task: str | None = None, trust_model: bool = False) -> Re
         largest.append(torch.cat((x.qpos, x.qvel), dim=-1).abs().max().item())
         reward.append(step.reward.item())
         same = _same(fingerprint(env)[0, 0], dump.fingerprint[i])
-        after = dump.end if i + 1 == len(dump.action) else dump.rows[i + 1] if i + 1 < len(dump.rows) else None
-        if after is not None:  # between leaving its nominal and the end, a world's rows were not recorded
-            same = same and _same(env.column(0)["sim.rows"][0], after)
+        after = dump.end if i + 1 == len(dump.action) else dump.states[i + 1] if i + 1 < len(dump.states) else None
+        if after is not None:  # between leaving its nominal and the end, a world's states were not recorded
+            same = same and _same(env.column(0)["sim.state"][0], after)
         if departed is None and not same:
             departed = i + 1
         if step.failed.item():
