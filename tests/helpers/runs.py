@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sdpg.config import TrainCfg
 from sdpg.presets import resolve
-from sdpg.run import checkpoint
+from sdpg.run import checkpoint, log
 
 TESTS = Path(__file__).parents[1]
 SRC = TESTS.parent / "src"
@@ -46,3 +49,45 @@ class Broken(Cartpole):
     def reward(self, x, memory, action):
         return {"fine": x.qpos[..., 0].clone(), "speed": torch.full_like(x.qpos[..., 0], torch.nan)}
 """
+
+
+CHANGING = ("seconds", "Perf/")  # metrics that are never twice the same
+
+
+class Recorder:
+    """Keeps what a run reports; `stop` becomes true after an iteration."""
+
+    def __init__(self, stop_after: int | None = None):
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.stop_after, self.iteration = stop_after, 0
+
+    def __call__(self, what: str, facts: Mapping[str, Any]) -> None:
+        self.events.append((what, dict(facts)))
+        if what == "iteration":
+            self.iteration = facts["iteration"]
+
+    def stop(self) -> bool:
+        return self.stop_after is not None and self.iteration >= self.stop_after
+
+    def messages(self) -> list[str]:
+        return [facts["message"] for what, facts in self.events if what == "warning"]
+
+
+def saved_tensors(run: Path) -> dict[str, Any]:
+    flat = checkpoint.flatten(checkpoint.load(checkpoint.find(run)).state)
+    return {name: value for name, value in flat.items() if name != "run/seconds"}
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """Parameters, optimisers, environments and metrics, bit for bit."""
+    first, second = saved_tensors(a), saved_tensors(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, second[name]), name
+        else:
+            assert value == second[name], name
+    for one, two in zip(log.read(a), log.read(b), strict=True):
+        assert {k: v for k, v in one.items() if not k.startswith(CHANGING)} == {
+            k: v for k, v in two.items() if not k.startswith(CHANGING)
+        }

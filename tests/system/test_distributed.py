@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers.ranks import OneOf, ranks
 from helpers.runs import NAN_TASK, subprocess_env, tiny
-from test_sdpg import _Fragile
+from helpers.tasks import Fragile
 from torch import Tensor
 
 from sdpg import train
@@ -168,7 +168,7 @@ KINDS = [("cartpole", "state"), ("hopper", "state"), ("cartpole", "pixels")]
 
 def _fragile(group: Group, folder: str) -> None:
     """A few iterations in which some auxiliaries fail, on the toy."""
-    task = _Fragile(gain=2.0)
+    task = Fragile(gain=2.0)
     rows = 8 // group.size
     env = BranchedEnv(task, task.sim(rows * 9), rows, seed=0, first_row=group.rank * rows)
     cfg = SdpgCfg(horizon=6, actor_widths=(16,), critic_widths=(16,), critic_batch=64, initial_std=1.0, warmup=2,

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.ranks import ranks
-from helpers.runs import tiny
-from test_train import Recorder, _assert_same
+from helpers.runs import Recorder, assert_same, tiny
 
 from sdpg import train
 from sdpg.algos.base import cosine_lr, linear_lr
@@ -100,7 +99,7 @@ def test_the_recorded_numbers_make_the_same_run(tmp_path: Path) -> None:
     cfg = slow(minutes=None, iterations=30)
     cfg = replace(cfg, algo=replace(cfg.algo, schedule_iterations=length, schedule_from=since))
     go(cfg, tmp_path / "given", Clock(seconds=0.1))
-    _assert_same(tmp_path / "timed", tmp_path / "given")
+    assert_same(tmp_path / "timed", tmp_path / "given")
 
 
 def test_minutes_count_all_sessions(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_a_resumed_run_does_not_estimate_again(tmp_path: Path) -> None:
     go(slow(minutes=1.25), tmp_path / "parts", slower, resume=True)  # 15 x 2 s, 15 x 3 s
     assert not [what for what, _ in slower.events if what == "schedule"]
     assert schedule(tmp_path / "parts") == (30, 4)
-    _assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_run_that_was_killed_goes_on_with_the_number_it_had_recorded(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_run_that_was_killed_goes_on_with_the_number_it_had_recorded(tmp_path:
     (tmp_path / "killed" / "checkpoints" / "last").write_text("00000003")
     assert checkpoint.load(checkpoint.find(tmp_path / "killed")).cfg["algo"]["schedule_iterations"] == 0
     go(slow(iterations=30), tmp_path / "killed", Clock(seconds=0.5), resume=True)
-    _assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_run_that_was_stopped_before_the_estimate_makes_it_later(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import mujoco
 import pytest
 import torch
 from helpers.runs import NAN_TASK, tiny
+from helpers.tasks import Block
 from safetensors.torch import load_file, save_file
-from test_env import Block
 from torch import Tensor
 
 from sdpg.build import make_env

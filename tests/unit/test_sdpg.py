@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tasks import Fragile
 from torch import Tensor
 
 from sdpg.algos.api import Context
@@ -228,17 +229,9 @@ def test_a_row_whose_nominal_failed_has_no_say() -> None:
     assert (weight[0, 0] == 0).all() and (weight[0, 1, 1:] != 0).all()
 
 
-class _Fragile(ToyTask):
-    """A branch whose control is large gives NaN as its reward."""
-
-    def reward(self, x: Physics, memory: dict[str, Tensor], action: Tensor) -> dict[str, Tensor]:
-        reward = super().reward(x, memory, action)["state"]
-        return {"state": torch.where(action.abs().amax(-1) > 0.9, torch.nan, reward)}
-
-
 def test_failed_worlds_do_not_count_as_reward_zero() -> None:
     """On the toy every reward is negative: a failure taken for a reward of 0 would be the best that can happen."""
-    algo, env = _make(m=32, task=_Fragile(), initial_std=1.0)
+    algo, env = _make(m=32, task=Fragile(), initial_std=1.0)
     with torch.no_grad():
         algo.actor.mean.weight.zero_()  # the nominal's control is 0: it never fails
     rollout = algo.collect(env)
@@ -247,7 +240,7 @@ def test_failed_worlds_do_not_count_as_reward_zero() -> None:
     before = _parameters(algo.actor)
     metrics = algo.update(rollout)
     # Whatever number a failed step carries, the update is the same.
-    twin, twin_env = _make(m=32, task=_Fragile(), initial_std=1.0)
+    twin, twin_env = _make(m=32, task=Fragile(), initial_std=1.0)
     with torch.no_grad():
         twin.actor.mean.weight.zero_()
     other = twin.collect(twin_env)
