@@ -29,6 +29,7 @@ class TrainCfg:
     minutes: float | None = None
     """Stop after this much wall-clock time, if earlier; the schedules are fitted to it once the pace is known."""
     seed: int = 0
+    """Of networks, noise and starts."""
     threads: int = 0
     """CPU threads of each process; 0: all cores, shared among those of the machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -44,6 +45,7 @@ class TrainCfg:
     checkpoint_every: int = 50
     """Iterations between checkpoints; the last iteration is always saved."""
     keep_checkpoints: int = 3
+    """The newest so many are kept, and the best."""
     max_failed: float = 0.05
     """Share of world-steps that may fail (non-finite, exploded, refused by the engine) in an iteration before the run
     stops."""

@@ -70,6 +70,8 @@ def train(
     if cfg.num_nominal % group.size:
         nearest = max(1, round(cfg.num_nominal / group.size)) * group.size
         raise SdpgError(f"num-nominal {cfg.num_nominal} can't be shared by {group.size} ranks; give {nearest}")
+    if group.size > 1 and not cfg.algo.ranks:
+        raise SdpgError(f"{cfg.algorithm} trains in one process: start it without torchrun")
     if group.rank:
         report = _silent
 
@@ -80,6 +82,8 @@ def train(
     before = cfg_from_dict(saved.cfg, cfg.task) if saved is not None else cfg
     cfg = _with_schedules(cfg, before.algo.schedule_iterations, before.algo.schedule_from)
     if saved is not None:
+        if not cfg.algo.exact_resume:
+            warn(f"{cfg.algorithm} does not save all that it knows: the run goes on, but not bit for bit")
         require_same_options(before, cfg)
         cfg = dataclasses.replace(cfg, sim=engine_of(before))
     if cfg.minutes is None:  # for good: a run that is prolonged keeps its schedules. Those of minutes are fitted later

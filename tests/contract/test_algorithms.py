@@ -6,18 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import random_search
-from helpers.runs import SRC, TESTS
+from helpers.ranks import OneOf
+from helpers.runs import SRC, TESTS, Recorder
+from helpers.runs import tiny as helpers_tiny
 from helpers.targets import Targets
+from torch import Tensor
 
 from sdpg import presets
-from sdpg.algos.api import Context
+from sdpg.algos.api import Carry, Context, Policy
 from sdpg.algos.registry import ALGORITHMS, algorithm
 from sdpg.build import make_env
 from sdpg.config import TrainCfg
@@ -114,7 +117,7 @@ def test_a_third_partys_algorithm_trains_resumes_evaluates_and_films(tmp_path: P
     film = tmp_path / "film.mp4"
     done = sdpg(third_party, "play", str(run), "--video", str(film), "--episodes", "1", "--size", "64")
     assert done.returncode == 0 and film.stat().st_size > 1000, done.stderr
-    help_ = sdpg(third_party, "train", "cartpole", "--algorithm", NAME, "--help").stdout
+    help_ = sdpg(third_party, "train", "cartpole", "--algorithm", NAME, "--help-algo").stdout
     assert "--algo.std" in help_ and "--algo.critic-lr" not in help_
     # Without the distribution, the run says what is missing; it does not guess.
     done = sdpg(tmp_path, "eval", str(run))
@@ -144,3 +147,60 @@ def test_random_search_learns() -> None:
     for _ in range(40):
         algo.update(algo.collect(env))
     assert before == pytest.approx(-1.2) and total() > -1.05  # -0.64 to -0.84 with seeds 0, 1, 2
+
+
+def test_one_that_can_not_resume_exactly_says_so_and_one_that_knows_no_ranks_is_refused(
+    tmp_path: Path, third_party: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SdpgError, match="random_search trains in one process: start it without torchrun"):
+        train(tiny(NAME), tmp_path / "ranks", group=OneOf(0, 2))
+    monkeypatch.setattr(random_search.RandomSearchCfg, "exact_resume", False)
+    train(replace(tiny(NAME), iterations=1), tmp_path / "run")
+    heard = Recorder()
+    train(tiny(NAME), tmp_path / "run", resume=True, report=heard)
+    (message,) = heard.messages()
+    assert message.startswith("random_search does not save all that it knows: the run goes on, but not bit for bit")
+
+
+def test_a_recurrent_policys_memory_begins_anew_with_an_episode() -> None:
+    """Counts its steps in each world, and acts by that."""
+
+    class Counting(Policy):
+        def carry(self, num: int) -> Carry:
+            return {"steps": torch.zeros(num)}
+
+        def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+            steps = carry["steps"] + 1.0
+            seen.append(steps.tolist())
+            return torch.zeros(len(steps), 1), {"steps": steps}
+
+    seen: list[list[float]] = []
+    env = make_env(Targets(), 2, 0, seed=0, threads=1)
+    env._clock[1] = 5  # its first episode ends five steps earlier
+    run_episodes(Counting(), env)
+    length = Targets.episode_steps
+    assert [row[0] for row in seen] == [float(i) for i in range(1, length + 1)]
+    assert [row[1] for row in seen] == [*(float(i) for i in range(1, length - 4)), *(float(i) for i in range(1, 6))]
+
+
+def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
+    """Options, states and frames had other names, and all worlds were saved."""
+    cfg = helpers_tiny("cartpole", "pixels", iterations=2)
+    train(cfg, tmp_path / "run")
+    saved = checkpoint.load(checkpoint.find(tmp_path / "run"))
+    options = {**saved.cfg, "algo": dict(saved.cfg["algo"])}
+    for name in ("origin", "motion"):
+        options["algo"][f"picture_{name}"] = options["algo"].pop(f"image_{name}")
+    del options["task_cfg"]
+    env = dict(saved.state["env"])
+    env["eyes.pixels"], env["sim.rows"] = env.pop("frames.pixels"), env.pop("sim.state").repeat_interleave(3, dim=0)
+    for name in [name for name in env if name.startswith("sim.") and name != "sim.rows"]:
+        env[name] = env[name].repeat_interleave(3, dim=0)
+    old = {**saved.state, "env": env, "run": {"seconds": saved.state["run"]["seconds"]}}
+    checkpoint.save(tmp_path / "old" / "checkpoints", 2, old, options)
+    (tmp_path / "old" / "config.json").write_text(json.dumps({"cfg": options, "sessions": []}))
+    longer = replace(cfg, iterations=4)
+    train(longer, tmp_path / "run", resume=True)
+    train(longer, tmp_path / "old", resume=True)
+    new, found = tensors(tmp_path / "run"), tensors(tmp_path / "old")
+    assert new.keys() == found.keys() and all(torch.equal(new[name], found[name]) for name in new)

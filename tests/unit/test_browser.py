@@ -79,7 +79,7 @@ def ask(
 
 
 def look(server: Server, after: int | str = "") -> dict[str, Any]:
-    """The facts of a image newer than `after`."""
+    """The facts of an image newer than `after`."""
     answer, jpeg = ask(server, "GET", f"/shot?after={after}")
     assert answer.status == 200 and answer.getheader("Content-Type") == "image/jpeg"
     Image.open(io.BytesIO(jpeg)).verify()
@@ -207,7 +207,7 @@ def test_a_run_that_trains_on_is_followed_from_episode_to_episode(
     [
         ("GET", "/", None, {"Host": "evil.example:8080"}, 403),  # a name that was made to point here
         ("POST", "/set", {"paused": True}, {"Origin": "http://evil.example"}, 403),  # a page of another site
-        ("GET", "/shot", None, {"Sec-Fetch-Site": "cross-site"}, 403),  # a image in another site's page
+        ("GET", "/shot", None, {"Sec-Fetch-Site": "cross-site"}, 403),  # an image in another site's page
         ("GET", "/", None, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}, 403),
         ("POST", "/restart", None, {"Sec-Fetch-Site": "same-site"}, 403),  # another port of this machine
         ("POST", "/set", None, {"Content-Length": "9" * 5000}, 413),

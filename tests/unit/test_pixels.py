@@ -166,7 +166,7 @@ def test_the_encoders_of_pictures(kind: str, flat: int) -> None:
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_origin_is_subtracted(kind: Convolutions) -> None:
-    """The first image itself is all zeros to the convolutions; grey, without it, a image of 127.5."""
+    """The first image itself is all zeros to the convolutions; grey, without it, an image of 127.5."""
     encoder = Pixels((9, 84, 84), kind, 16, torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
     encoder.convolutions.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

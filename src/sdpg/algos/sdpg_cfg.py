@@ -57,15 +57,16 @@ class SdpgCfg(AlgoCfg):
     soft_critic: bool = False
     """Entropy in the rewards that returns are made of."""
     temperature_lr: float = 1e-3
+    """Learning rate of the temperature."""
 
     encoder: Convolutions = "drqv2"
     """Convolutions for images: the paper's, or cheaper ones."""
     image_origin: Origin = "grey"
-    """What is subtracted from a image: grey, as in the paper, or the run's first image. Beyond the paper."""
+    """What is subtracted from an image: grey, as in the paper, or the run's first image. Beyond the paper."""
     image_motion: bool = False
     """Show the convolutions the newest frame and the changes between frames, in place of a stack. Beyond the paper."""
     encoder_features: int = 128
-    """Features that a image is encoded into."""
+    """Features that an image is encoded into."""
     vector_widths: tuple[int, ...] = ()
     """Widths of an MLP encoder for vector sources; none: they are passed through."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -73,13 +74,17 @@ class SdpgCfg(AlgoCfg):
     actor_chunk: int = 2048
     """Samples of one forward and backward pass; gradients of several are added up, so that memory stays small."""
     actor_widths: tuple[int, ...] = (128, 64, 32)
+    """Widths of the policy's layers, after its encoders."""
     critic_widths: tuple[int, ...] = (64, 64)
+    """Widths of the critic's layers."""
     output_gain: float = math.sqrt(2)
     """Gain of the orthogonal initialisation of the policy's mean."""
     actor_lr: float = 2e-3
+    """Learning rate of the actor: the highest of its schedule."""
     actor_schedule: Literal["cosine", "constant"] = "cosine"
     """Cosine from actor_lr to actor_lr_min after a linear warm-up."""
     actor_lr_min: float = 1e-5
+    """Where its cosine ends."""
     warmup: int = 100
     """Iterations of linear warm-up of the actor's learning rate."""
     regression_steps: int = 1
@@ -87,6 +92,7 @@ class SdpgCfg(AlgoCfg):
     regression_fraction: float = 1.0
     """Share of the batch that each of these steps draws at random."""
     critic_lr: float = 2e-4
+    """Learning rate of the critic."""
     critic_schedule: Literal["linear", "constant"] = "linear"
     """Linear: to a tenth over the run."""
     critic_passes: int = 2
@@ -96,7 +102,9 @@ class SdpgCfg(AlgoCfg):
     target_decay: float = 0.01
     """Share of the old target critic that is kept [rho]."""
     max_grad_norm: float = 1.0
+    """Longer gradients are scaled down to this norm."""
     reward_scale: float = 1.0
+    """Rewards are multiplied by this before returns are made of them."""
 
     @property
     def history(self) -> int:

@@ -1,4 +1,4 @@
-"""Milliseconds a image takes through each encoder: to act, and to learn from."""
+"""Milliseconds an image takes through each encoder: to act, and to learn from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Options:
     batch: int = 256
     """Images at a time."""
     size: int = 84
-    """Side of a image in pixels; three frames of three colours."""
+    """Side of an image in pixels; three frames of three colours."""
     features: int = 128
     repeats: int = 5
     threads: int = 1

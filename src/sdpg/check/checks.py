@@ -113,7 +113,7 @@ def _check_scene(task: Task, _: EnvFactory) -> None:
 
 
 def _check_size(source: str, camera: Camera) -> None:
-    """Is a image large enough for the encoder that a policy has by default?"""
+    """Is an image large enough for the encoder that a policy has by default?"""
     try:
         presets.resolve("", obs="pixels").algo.memory(Shapes(1, 1, 1, 1, (image_shape(camera),)))
     except SdpgError as error:

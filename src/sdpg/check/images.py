@@ -15,7 +15,7 @@ from sdpg.render.own import varied
 from sdpg.tasks.base import Task
 from sdpg.types import MOCAP, Camera
 
-EDGES = 0.005  # of a image's pixels may differ between two ways to compute the same poses
+EDGES = 0.005  # of an image's pixels may differ between two ways to compute the same poses
 
 
 def not_shown(task: Task, env_factory: EnvFactory) -> str | None:

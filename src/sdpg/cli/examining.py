@@ -49,7 +49,7 @@ BENCHES = {
     "iteration": "seconds per phase of a training iteration",
     "memory": "peak memory of training, and how it grows with the number of environments",
     "render": "images per second of each renderer",
-    "encoder": "milliseconds a image takes through each encoder",
+    "encoder": "milliseconds an image takes through each encoder",
     "scaling": "what an iteration costs against N, M, T, threads, ranks and images, and a model of it",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import textwrap
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sdpg.cli.output import print_json, write_json
-from sdpg.cli.parse import Argv, parse, peek, positional, wants_help
+from sdpg.cli.parse import Argv, Help, parse, peek, positional, wants_help
 from sdpg.errors import SdpgError
 
 if TYPE_CHECKING:  # verbs import what they need: `sdpg --help` answers at once
@@ -105,8 +106,8 @@ def train(argv: Argv) -> int:
     if task is None and resume in (None, "auto") and not wants_help(rest):
         raise SdpgError("which task? sdpg train TASK (`sdpg tasks` lists them), or sdpg train --resume RUN")
     base = presets.resolve(task or "TASK", _preset(rest), *(_peeked(rest, name) for name in ("obs", "algorithm")))
-    if wants_help(rest):
-        parse(kind, rest, "sdpg train TASK", kind(cfg=base))
+    if wants_help(rest) or "--help-algo" in rest:
+        _help(kind, base, "--help-algo" in rest)
     with join() as group:
         typed = task or peek(rest, "--task")
         resume, saved = group.on_rank_zero(lambda: resume_target(typed, base, resume, peek(rest, "--run")))
@@ -138,6 +139,22 @@ def resume_target(
     if run is not None:
         raise SdpgError("--run is for a new run; --resume goes on in its own folder")
     return resume, resume_rules.cfg_from_dict(resume_rules.saved_options(Path(resume)), task)
+
+
+def _help(kind: type[Any], base: TrainCfg, algorithm_too: bool) -> None:
+    """The options of the run; those of the algorithm by name and value, or explained, too."""
+    from sdpg.run.resume import options
+
+    try:
+        parse(kind, ["--help"], "sdpg train TASK", kind(cfg=base))
+    except Help as text:
+        run, _, _ = str(text).partition("\n algo options")
+        values = [f"--{name} {value}" for name, value in options(base).items() if name.startswith("algo.")]
+        short = textwrap.fill("  ".join(v.replace(" ", "\0") for v in values), 118, break_on_hyphens=False).replace(
+            "\0", " "
+        )
+        note = f"\n options of {base.algorithm}, as the preset has them; --help-algo explains them\n\n"
+        raise Help(str(text) if algorithm_too else f"{run}{note}{textwrap.indent(short, '  ')}\n") from None
 
 
 def _peeked(argv: Argv, name: str) -> str:

@@ -207,7 +207,7 @@ class Show:
         self._finished: deque[tuple[float, int]] = deque(maxlen=FINISHED)
         self._orders: deque[str] = deque(maxlen=8)  # "restart" or "step", from the page
         self._unshared_episodes = threading.Condition()  # guards all that follows, the controls and the orders
-        self._asked, self._waiting = -math.inf, 0  # when a browser last asked; how many wait for a image
+        self._asked, self._waiting = -math.inf, 0  # when a browser last asked; how many wait for an image
         self._shot = self._draw(0)
 
     # -- called by the server's threads
@@ -346,7 +346,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET / the page; GET /shot?after=N a image, its facts in a header; POST /set controls; POST /restart, /step."""
+    """GET / the page; GET /shot?after=N an image, its facts in a header; POST /set controls; POST /restart, /step."""
 
     protocol_version = "HTTP/1.1"  # one connection for all images
     disable_nagle_algorithm = True  # else every image waits 40 ms for an acknowledgement
