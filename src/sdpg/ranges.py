@@ -27,11 +27,11 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 # Options of runs, reports and benches: range -> their names.
 _OURS = {
-    "at least 1": "num_nominal num_worlds environments iterations episodes repeats calls rounds steps batch features "
-    "width height points smooth checkpoint_every keep_checkpoints",
-    "at least 0": "num_auxiliary warmup schedule_iterations schedule_from gl_seconds turn_seconds seconds",
+    "at least 1": "draws num_nominal num_worlds environments iterations episodes repeats calls rounds steps batch "
+    "features width height points smooth checkpoint_every keep_checkpoints",
+    "at least 0": "times num_auxiliary warmup schedule_iterations schedule_from gl_seconds turn_seconds seconds",
     "positive": "minutes memory_gb max_value deltas",
-    "between 0 and 1": "max_failed",
+    "between 0 and 1": "max_failed lams",
     "between 0 and 2**31 - 1": "seed",
     f"between 0 and {MOST_THREADS}": "threads",
     "between 0 and 65535": "port",

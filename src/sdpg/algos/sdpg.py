@@ -70,6 +70,12 @@ def advantage(returns: Tensor, good: Tensor | None, normalize: bool) -> Tensor:
     return difference / (var.sqrt() + 1e-6) * share
 
 
+def divergence(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL of one Gaussian policy from another, of the same states: (..., A) each -> (...)."""
+    ratio, shift = log_std - other_log_std, (mean - other_mean) * (-other_log_std).exp()
+    return (0.5 * ((2.0 * ratio).exp() + shift.square() - 1.0) - ratio).sum(-1)
+
+
 def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
     """Where the mean and the log-std should go: 1/M sum_j w_j eps_j and 1/M sum_j w_j (eps_j^2 - 1) delta.
 
@@ -111,6 +117,8 @@ class Sdpg(NetworkAlgorithm):
         self.cfg, env, seed = cfg, context.env, context.seed
         self.sources, self.seed, self.group, self.device = context.sources, seed, context.group, env.device
         self._seen: dict[str, Tensor] = {}  # source -> (T, N, ...): what the policy saw in the last segment
+        if cfg.feedback and self.sources != ("state",):
+            raise SdpgError("algo.feedback needs a policy that sees the state alone: leave it out, or --obs state")
         # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
@@ -125,6 +133,11 @@ class Sdpg(NetworkAlgorithm):
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),
         ).to(self.device)  # fmt: skip
+        self.averaged = self.actor  # the one that is evaluated and deployed
+        if cfg.average:
+            # Its weights are its own; what it sees is normalised alike.
+            self.averaged = copy.deepcopy(self.actor, {id(each): each for each in self.normalizers.values()})
+            self.averaged.requires_grad_(False)
         self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator).to(self.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature), device=self.device))
@@ -138,6 +151,8 @@ class Sdpg(NetworkAlgorithm):
             "normalizers": nn.ModuleDict(self.normalizers).to(self.device),
             "temperature": nn.ParameterList([self.log_temperature]),
         }
+        if cfg.average:
+            self.modules["averaged"] = self.averaged
         self.optimizers = {
             "actor_optimizer": self.actor_optimizer,
             "critic_optimizer": self.critic_optimizer,
@@ -154,7 +169,7 @@ class Sdpg(NetworkAlgorithm):
         return mean, log_std
 
     def policy(self) -> Policy:
-        return MeanPolicy(self.actor, self.cfg.mean_bound)
+        return MeanPolicy(self.averaged, self.cfg.mean_bound)
 
     # -- one iteration
 
@@ -177,7 +192,8 @@ class Sdpg(NetworkAlgorithm):
             for name in self.sources:
                 self._room(name, obs.sources[name])[t] = obs.sources[name]
             mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
-            action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
+            middle = self._bounded(*self.actor({"state": obs.state}))[0] if cfg.feedback else mean[:, None]
+            action = torch.addcmul(middle, log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
@@ -214,6 +230,7 @@ class Sdpg(NetworkAlgorithm):
         metrics |= self._update_temperature(rollout)
         metrics |= self._update_critic(rollout, target, good, generator)
         self._update_normalizers(rollout, good)
+        self._update_average()
         self.iteration += 1
         return metrics
 
@@ -226,8 +243,20 @@ class Sdpg(NetworkAlgorithm):
                 view = rollout.sources[name]  # (T, N, ...)
                 self.normalizers[name].update(view if good is None else view[sound[..., 0]], self.group)
 
+    def _update_average(self) -> None:
+        """A plain mean until it has seen enough: a young average would still be half the first policy."""
+        if not self.cfg.average:
+            return
+        share = max(1.0 - self.cfg.average, 1.0 / (self.iteration + 1))
+        for mean, last in zip(self.averaged.parameters(), self.actor.parameters(), strict=True):
+            mean.lerp_(last.detach(), share)
+
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """What the actor climbs and what the critic is taught: (T, N, K) each."""
+        """What the actor climbs and what the critic is taught: (T, N, K) each.
+
+        baseline="value": the actor's is J_t^j - V(s_t^j). eps_t^j does not depend on s_t^j, so that the direction's
+        expectation does not depend on V; its variance does.
+        """
         cfg, reward, done = self.cfg, rollout.reward, rollout.done
         next_value = torch.where(rollout.terminated, 0.0, self._target_value(rollout.next_state))
         if cfg.soft_critic:
@@ -235,10 +264,15 @@ class Sdpg(NetworkAlgorithm):
             reward = reward + self.log_temperature.exp().detach() * excess[..., None]
         target = lambda_returns(reward, next_value, done, cfg.gamma, cfg.lam)
         if not cfg.causal:
-            return segment_returns(reward, next_value, done, cfg.gamma), target
-        if not cfg.eligibility_trace:
-            return lambda_returns(reward, next_value, done, cfg.gamma, lam=1.0), target
-        return target, target
+            climbed = segment_returns(reward, next_value, done, cfg.gamma)
+        elif not cfg.eligibility_trace or cfg.actor_lam is not None:
+            lam = cfg.actor_lam if cfg.eligibility_trace and cfg.actor_lam is not None else 1.0
+            climbed = lambda_returns(reward, next_value, done, cfg.gamma, lam)
+        else:
+            climbed = target
+        if cfg.baseline == "value":
+            climbed = climbed - self._target_value(rollout.state)
+        return climbed, target
 
     @torch.no_grad()
     def _target_value(self, state: Tensor) -> Tensor:
@@ -275,6 +309,7 @@ class Sdpg(NetworkAlgorithm):
                 losses.append(loss.detach())
                 yield loss
 
+        before = [p.detach().clone() for p in self.actor.parameters()] if cfg.kl_limit is not None else []
         for _ in range(cfg.regression_steps):
             drawn = every
             if cfg.regression_fraction < 1.0:
@@ -284,6 +319,7 @@ class Sdpg(NetworkAlgorithm):
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
+        moved = {} if cfg.kl_limit is None else {"Policy/kl": self._draw_back(before, rollout, mine, cfg.kl_limit)}
         means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
         std, size, ascent = (mean / self.group.size for mean in means.tolist())
         loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0
@@ -296,7 +332,26 @@ class Sdpg(NetworkAlgorithm):
             "Policy/mean_std": sums["std"],
             "Policy/mean_abs": sums["abs"],
             "Policy/ascent": math.sqrt(sums["ascent"]),
+            **moved,
         }
+
+    @torch.no_grad()
+    def _draw_back(self, before: list[Tensor], rollout: Rollout, ids: Tensor, limit: float) -> float:
+        """Keep the policy within `limit` of the one that acted, by the samples `ids` or as many as fit into a pass; how
+        far it had moved. KL grows with the square of a small step."""
+        ids = ids[: self.cfg.actor_chunk]
+        total = 0.0
+        if len(ids):
+            seen = {name: source.flatten(0, 1)[ids] for name, source in rollout.sources.items()}
+            old = (x.flatten(0, 1)[ids] for x in (rollout.mean, rollout.log_std))
+            total = divergence(*self._bounded(*self.actor(seen)), *old).sum().item()
+        sums = self.group.sums({"kl": total, "count": len(ids)})
+        kl = sums["kl"] / max(1, sums["count"])
+        if not kl <= limit:
+            share = 1.0 - math.sqrt(limit / kl) if math.isfinite(kl) else 1.0
+            for old_weight, weight in zip(before, self.actor.parameters(), strict=True):
+                weight.lerp_(old_weight, share)
+        return kl
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
         cfg, norm = self.cfg, 0.0
@@ -313,7 +368,14 @@ class Sdpg(NetworkAlgorithm):
         cfg = self.cfg
         state = self.normalizers["state"](rollout.state).flatten(0, 2)  # (T N K, D) normalised once
         target = target.flatten()
-        every = places(~rollout.failed if good is None else good, self.group)
+        usable, weight = ~rollout.failed if good is None else good, None
+        if cfg.critic_branches != 1.0:
+            k = usable.shape[-1]
+            share = torch.full((k,), cfg.critic_branches, device=self.device)
+            share[0] = 1.0
+            weight = (share * k / share.sum()).expand_as(usable).flatten()  # (T N K,) with a mean of 1
+            usable = usable & (share > 0.0)
+        every = places(usable, self.group)
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
             lr = linear_lr(self.iteration, cfg.schedule_iterations, lr, 0.1 * lr, cfg.schedule_from)
@@ -321,7 +383,11 @@ class Sdpg(NetworkAlgorithm):
         for _ in range(cfg.critic_passes):
             order = torch.randperm(len(every), generator=generator, device="cpu")
             for ids, count in batches(every[order], cfg.critic_batch, self.device):
-                loss = F.mse_loss(self.critic(state[ids]), target[ids], reduction="sum") / count
+                value = self.critic(state[ids])
+                if weight is None:
+                    loss = F.mse_loss(value, target[ids], reduction="sum") / count
+                else:
+                    loss = (weight[ids] * (value - target[ids]).square()).sum() / count
                 norm = clipped_step(self.critic_optimizer, [loss], lr, cfg.max_grad_norm, self.group)
                 skipped += not math.isfinite(norm)
                 losses.append(loss.detach())

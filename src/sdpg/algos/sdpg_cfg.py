@@ -36,6 +36,15 @@ class SdpgCfg(AlgoCfg):
     """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
     antithetic: bool = False
     """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
+    baseline: Literal["nominal", "value"] = "nominal"
+    """What a branch is compared with: its nominal's return, or also the critic's value of its own state,
+    [J_t^j - V(s_t^j)] - [J_t^0 - V(s_t^0)]: what earlier noise has done to the state no longer counts. Beyond the
+    paper."""
+    actor_lam: float | None = None
+    """TD(lambda) coefficient of the actor's return, if it is not the critic's. Beyond the paper."""
+    feedback: bool = False
+    """Branches act by the policy on their own state, a_t^j = mu(s_t^j) + delta eps_t^j; off, as in the paper: by the
+    policy on the nominal's. For policies that see the state alone. Beyond the paper."""
 
     exploration: Exploration = "shared"
     """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
@@ -91,6 +100,9 @@ class SdpgCfg(AlgoCfg):
     """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
     regression_fraction: float = 1.0
     """Share of the batch that each of these steps draws at random."""
+    kl_limit: float | None = None
+    """How far the policy may move in an iteration, by the mean KL divergence from the one that acted. One that moved
+    further is drawn back, theta_old + c (theta - theta_old) with c = sqrt(limit / KL). Beyond the paper."""
     critic_lr: float = 2e-4
     """Learning rate of the critic."""
     critic_schedule: Literal["linear", "constant"] = "linear"
@@ -99,8 +111,15 @@ class SdpgCfg(AlgoCfg):
     """Passes over the batch [K_c]."""
     critic_batch: int = 4096
     """Samples of a critic step [B]."""
+    critic_branches: float = 1.0
+    """Weight w of a branch's sample in the critic's loss, sum_n e_n^2 + w sum_nj e_nj^2, relative to a nominal's; 0:
+    the critic learns from nominals alone. Branches repeat their nominal's actions wherever they are: their returns are
+    not the policy's. Beyond the paper."""
     target_decay: float = 0.01
     """Share of the old target critic that is kept [rho]."""
+    average: float = 0.0
+    """Decay a of an average of the policy's weights, theta_bar <- a theta_bar + (1 - a) theta after every iteration,
+    which is evaluated and deployed in place of the last ones; 0: the last ones. Beyond the paper."""
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this norm."""
     reward_scale: float = 1.0
@@ -115,11 +134,12 @@ class SdpgCfg(AlgoCfg):
         ranges = {
             "at least 1": "horizon regression_steps critic_passes critic_batch actor_chunk encoder_features "
             "actor_widths critic_widths vector_widths",
-            "at least 0": "warmup output_gain temperature_lr actor_lr_min",
-            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale",
-            "between 0 and 1": "lam",
+            "at least 0": "warmup output_gain temperature_lr actor_lr_min critic_branches",
+            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
+            "kl_limit",
+            "between 0 and 1": "lam actor_lam",
             "in (0, 1]": "gamma regression_fraction",
-            "in [0, 1)": "target_decay",
+            "in [0, 1)": "target_decay average",
         }
         return rules(vars(self), ranges, "algo.") | {
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high

@@ -51,6 +51,7 @@ BENCHES = {
     "render": "images per second of each renderer",
     "encoder": "milliseconds an image takes through each encoder",
     "scaling": "what an iteration costs against N, M, T, threads, ranks and images, and a model of it",
+    "gradient": "signal, noise and bias of the ascent direction at a checkpoint of a run",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",

@@ -1,0 +1,225 @@
+"""Options of SDPG beyond the paper: each does what its equation says, and is off by default."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sdpg.algos.api import Context
+from sdpg.algos.returns import lambda_returns
+from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, ascent_direction, divergence, squash
+from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
+from sdpg.presets import resolve
+from sdpg.sim.toy import ToyTask
+from sdpg.types import Rollout
+
+SMALL = SdpgCfg(horizon=4, actor_widths=(16,), critic_widths=(16,), actor_schedule="constant", critic_batch=64)
+
+
+def _make(n: int = 3, m: int = 4, **options: Any) -> tuple[Sdpg, BranchedEnv]:
+    task = ToyTask(gain=2.0)
+    env = BranchedEnv(task, task.sim(n * (1 + m)), n, seed=0)
+    return Sdpg(replace(SMALL, **options), Context(env, seed=0)), env
+
+
+@pytest.mark.parametrize("task", ["hopper", "walker", "ant", "humanoid"])
+@pytest.mark.parametrize("obs", ["state", "pixels"])
+def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
+    algo, default = resolve(task, "paper", obs).algo, SdpgCfg()
+    for name in (
+        "antithetic",
+        "baseline",
+        "actor_lam",
+        "feedback",
+        "critic_branches",
+        "average",
+        "regression_steps",
+    ):
+        assert getattr(algo, name) == getattr(default, name)
+
+
+# --- the branch's own value as baseline -------------------------------------------------------------------------------
+
+
+def test_the_own_value_is_subtracted_from_the_actors_return_alone() -> None:
+    algo, env = _make(baseline="value")
+    rollout = algo.collect(env)
+    climbed, target = algo._returns(rollout)
+    torch.testing.assert_close(climbed, target - algo._target_value(rollout.state))
+    assert not torch.equal(climbed - climbed[..., :1], target - target[..., :1])  # it does not cancel
+
+
+def test_the_own_value_changes_the_noise_of_the_direction_but_not_its_mean() -> None:
+    """Over many branches both estimates agree, whatever the critic says; here it is a large random function."""
+    estimates = {}
+    for baseline in ("nominal", "value"):
+        algo, env = _make(n=2, m=20_000, baseline=baseline, antithetic=True, actor_lam=1.0, initial_std=0.3)
+        rollout = algo.collect(env)
+        weight = advantage(algo._returns(rollout)[0], None, normalize=False)
+        terms = (weight[..., None] * rollout.noise)[:, :, 1:]  # (T, N, M, A)
+        error = terms.std(2) / math.sqrt(terms.shape[2])
+        estimates[baseline] = terms.mean(2), error
+    (mean, error), (other, other_error) = estimates.values()
+    assert ((mean - other).abs() < 4 * (error + other_error)).all()
+    assert (error[1:] != other_error[1:]).all()  # at the first step of a segment all branches are in the same state
+    torch.testing.assert_close(mean[0], other[0])
+
+
+def test_the_actors_own_lambda_leaves_the_critics_target() -> None:
+    algo, env = _make(actor_lam=0.3)
+    rollout = algo.collect(env)
+    value = torch.where(rollout.terminated, 0.0, algo._target_value(rollout.next_state))
+    climbed, target = algo._returns(rollout)
+    torch.testing.assert_close(climbed, lambda_returns(rollout.reward, value, rollout.done, 0.99, 0.3))
+    torch.testing.assert_close(target, lambda_returns(rollout.reward, value, rollout.done, 0.99, 0.95))
+
+
+# --- what the critic learns from --------------------------------------------------------------------------------------
+
+
+def _critic_after(rollout: Rollout, algo: Sdpg, target: Tensor) -> Tensor:
+    algo = copy.deepcopy(algo)
+    generator = torch.Generator().manual_seed(0)
+    algo._update_critic(rollout, target, None, generator)
+    return torch.cat([p.detach().flatten() for p in algo.critic.parameters()])
+
+
+def test_a_critic_of_nominals_alone_does_not_hear_of_branches() -> None:
+    for weight in (0.0, 0.1):
+        algo, env = _make(critic_branches=weight)
+        rollout = algo.collect(env)
+        _, target = algo._returns(rollout)
+        shifted = target.clone()
+        shifted[..., 1:] += 5.0
+        same = torch.equal(_critic_after(rollout, algo, target), _critic_after(rollout, algo, shifted))
+        assert same == (weight == 0.0)
+
+
+def test_the_weight_of_branches_in_the_critics_gradient() -> None:
+    """One full-batch step of plain gradient descent: that of sum_n e_n^2 + w sum_nj e_nj^2, over its weights' sum."""
+    algo, env = _make(critic_branches=0.25, critic_passes=1, critic_batch=10_000, max_grad_norm=math.inf)
+    rollout = algo.collect(env)
+    _, target = algo._returns(rollout)
+    algo.critic_optimizer = torch.optim.SGD(algo.critic.parameters(), lr=1.0)
+    twin = copy.deepcopy(algo.critic)
+    error = (twin(algo.normalizers["state"](rollout.state)) - target).square()  # (T, N, K)
+    loss = (error[..., 0].sum() + 0.25 * error[..., 1:].sum()) / (error[..., 0].numel() * (1 + 0.25 * 4))
+    loss.backward()
+    algo.critic_optimizer.param_groups[0]["lr"] = 1.0
+    before = [p.detach().clone() for p in algo.critic.parameters()]
+    algo._update_critic(rollout, target, None, torch.Generator())
+    for old, new, other in zip(before, algo.critic.parameters(), twin.parameters(), strict=True):
+        assert other.grad is not None
+        torch.testing.assert_close(old - algo.cfg.critic_lr * other.grad, new.detach(), atol=1e-6, rtol=1e-4)
+
+
+# --- feedback ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_with_feedback_a_branch_acts_on_its_own_state(feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    algo, env = _make(feedback=feedback)
+    actions: list[Tensor] = []
+    step = env.step
+    monkeypatch.setattr(env, "step", lambda action: actions.append(action) or step(action))
+    rollout = algo.collect(env)
+    mean, log_std = algo.actor({"state": rollout.state if feedback else rollout.state[:, :, :1]})
+    expected = squash(mean + log_std.exp() * rollout.noise, 2.0)
+    torch.testing.assert_close(torch.stack(actions), expected.detach())
+    torch.testing.assert_close(rollout.mean, algo.actor({"state": rollout.state[:, :, 0]})[0].detach())
+
+
+def test_feedback_is_refused_where_the_policy_does_not_see_the_state() -> None:
+    _, env = _make()
+    with pytest.raises(SdpgError, match=r"algo\.feedback"):
+        Sdpg(replace(SMALL, feedback=True), Context(env, ("pixels",)))
+
+
+def test_without_noise_the_direction_does_not_depend_on_these_options() -> None:
+    """A branch that repeats its nominal says nothing, whatever it is compared with."""
+    for options in ({"baseline": "value"}, {"feedback": True}, {"actor_lam": 0.5}):
+        algo, env = _make(initial_std=1e-6, log_std_bounds=None, **options)
+        rollout = algo.collect(env)
+        weight = advantage(algo._returns(rollout)[0], None, normalize=False)
+        assert ascent_direction(weight, rollout.noise, rollout.log_std.exp(), "none")[0].abs().max() < 1e-4
+
+
+# --- the averaged policy ----------------------------------------------------------------------------------------------
+
+
+def _weights(module: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_the_average_is_what_acts_and_not_what_learns() -> None:
+    (algo, env), (plain, plain_env) = _make(average=0.75), _make()
+    seen = [_weights(algo.actor)]
+    for _ in range(8):
+        metrics = algo.update(algo.collect(env))
+        assert metrics == plain.update(plain.collect(plain_env))
+        seen.append(_weights(algo.actor))
+    assert torch.equal(_weights(algo.actor), _weights(plain.actor))
+    mean = seen[1]
+    for i, weights in enumerate(seen[2:], 2):
+        share = max(0.25, 1 / i)  # at first the mean of all, so that the first policy counts no more than others
+        mean = (1 - share) * mean + share * weights
+    torch.testing.assert_close(_weights(algo.averaged), mean)
+    obs = env.observe()
+    torch.testing.assert_close(algo.policy()(obs.sources, {})[0], squash(algo.averaged(obs.sources)[0], 2.0))
+    assert not torch.equal(algo.policy()(obs.sources, {})[0], squash(algo.actor(obs.sources)[0], 2.0))
+
+
+def test_both_normalise_what_they_see_alike_and_a_checkpoint_has_both() -> None:
+    algo, env = _make(average=0.9)
+    for _ in range(3):
+        algo.update(algo.collect(env))
+    shared = {id(module) for module in algo.averaged.modules()} & {id(module) for module in algo.actor.modules()}
+    assert id(algo.normalizers["state"]) in shared
+    again, _ = _make(average=0.9)
+    again.load_state_dict(copy.deepcopy(algo.state_dict()))
+    obs = env.observe()
+    assert torch.equal(again.policy()(obs.sources, {})[0], algo.policy()(obs.sources, {})[0])
+    now = copy.deepcopy(env.state_dict())
+    for one, other in ((algo, env), (again, _make(average=0.9)[1])):
+        other.load_state_dict(now)
+        one.update(one.collect(other))
+    assert torch.equal(_weights(again.averaged), _weights(algo.averaged))
+
+
+# --- how far a policy may move ----------------------------------------------------------------------------------------
+
+
+def test_divergence_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, log_std, other_mean, other_log_std = torch.randn(4, 5, 3, generator=generator)
+    one, other = (torch.distributions.Normal(m, s.exp()) for m, s in ((mean, log_std), (other_mean, other_log_std)))
+    expected = torch.distributions.kl_divergence(one, other).sum(-1)
+    torch.testing.assert_close(divergence(mean, log_std, other_mean, other_log_std), expected)
+
+
+def _moved(algo: Sdpg, rollout: Rollout) -> float:
+    with torch.no_grad():
+        mean, log_std = algo.actor({name: view.flatten(0, 1) for name, view in rollout.sources.items()})
+    return divergence(mean, log_std, rollout.mean.flatten(0, 1), rollout.log_std.flatten(0, 1)).mean().item()
+
+
+def test_a_policy_that_moved_too_far_is_drawn_back() -> None:
+    steps = {}
+    for limit in (None, 1e-4, 1e4):
+        algo, env = _make(n=16, kl_limit=limit, actor_lr=1e-2)
+        before = _weights(algo.actor)
+        rollout = algo.collect(env)
+        metrics = algo._update_actor(rollout, algo._returns(rollout)[0], None, torch.Generator())
+        steps[limit] = _weights(algo.actor) - before, _moved(algo, rollout), metrics.get("Policy/kl")
+    (free, far, none), (short, near, told), (long, _, told_too) = steps.values()
+    assert none is None and torch.equal(free, long)
+    assert told == pytest.approx(far, rel=1e-3) and told_too == told  # what it was before it was drawn back
+    assert far > 1e-3 and near == pytest.approx(1e-4, rel=0.2)
+    torch.testing.assert_close(short, math.sqrt(1e-4 / far) * free, atol=1e-6, rtol=1e-3)
