@@ -140,16 +140,16 @@ def test_the_stopwatch_counts_nested_phases_once() -> None:
         def inner(self) -> int:
             return 1
 
-    thing, watch = Thing(), iteration.Stopwatch()
-    watch.watch(thing, "outer", "a")
-    watch.watch(thing, "inner", "b")
+    thing, stopwatch = Thing(), iteration.Stopwatch()
+    stopwatch.watch(thing, "outer", "a")
+    stopwatch.watch(thing, "inner", "b")
     assert thing.outer() == 2
-    assert watch.seconds["a"] > 0 and watch.seconds["b"] == 0
+    assert stopwatch.seconds["a"] > 0 and stopwatch.seconds["b"] == 0
     thing.inner()
-    assert watch.seconds["b"] > 0
-    watch.reset()
-    assert watch.seconds == {"a": 0.0, "b": 0.0}
-    watch.release()
+    assert stopwatch.seconds["b"] > 0
+    stopwatch.reset()
+    assert stopwatch.seconds == {"a": 0.0, "b": 0.0}
+    stopwatch.release()
     assert not vars(thing)
 
 

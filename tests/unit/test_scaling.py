@@ -101,7 +101,7 @@ def test_multiply_adds_are_those_of_the_networks(task_name: str, obs: str) -> No
     assert cfg.algo._multiply_adds(shapes) == tuple(counts)
 
 
-def test_pictures_are_resized_together() -> None:
+def test_images_are_resized() -> None:
     cameras = make_task("hopper").cameras
     (camera,) = costs.resized(cameras, 48).values()
     assert (camera.width, camera.height, camera.stack) == (48, 48, 3)
@@ -238,7 +238,7 @@ def test_mistakes_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         scaling_page.put([], tmp_path / "none.md")
 
 
-def test_a_crew_takes_its_turns(
+def test_a_measured_training_takes_its_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = CpuSim.step
@@ -255,8 +255,10 @@ def test_a_crew_takes_its_turns(
     assert CpuSim.step is step  # the stopwatch has let go
 
 
-def test_a_crew_that_fails_says_why(tmp_path: Path) -> None:
-    lost = MeasuredTraining(Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "crew")
+def test_a_measured_training_that_fails_says_why(tmp_path: Path) -> None:
+    lost = MeasuredTraining(
+        Job("carpole", "state", "cpu", 0, Setup(2, 1, 2), str(tmp_path / "run")), tmp_path / "training"
+    )
     try:
         with pytest.raises(SdpgError, match=r"'N 2, M 1, T 2; 1 x 1' could not be measured: unknown task 'carpole'"):
             lost.ready()

@@ -1,7 +1,8 @@
 """Trainings that take turns: each in processes of its own, as `sdpg train` runs it, and all but one of them waiting.
 
-A noisy moment of the machine then hits all of them, and ratios hold. A crew says one line of JSON whenever it has done
-the iterations that it was asked for, and waits for the next number on its standard input; at its end, it stops.
+A noisy moment of the machine then hits all of them, and ratios hold. A training is asked for a number of
+iterations on its standard input, writes one line of JSON when they are done, and waits for the next number. It stops
+when its input ends.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from sdpg.bench.iteration import Stopwatch, watch_phases
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
 
-PATIENCE = 3600.0  # seconds that a rank waits for its crew's turn
-GOODBYE = 120.0  # seconds that a crew may take to end
+PATIENCE = 3600.0  # seconds that a rank waits for its training's turn
+GOODBYE = 120.0  # seconds that a training may take to end
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a crew trains."""
+    """What is trained, and where."""
 
     task: str
     obs: str
@@ -97,7 +98,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-# --- within the crew's processes --------------------------------------------------------------------------------------
+# --- within the training's processes ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -139,7 +140,7 @@ class _Turns:
 
 
 def main(argument: str) -> None:
-    """One process of a crew."""
+    """One process of a measured training."""
     from sdpg import distributed
     from sdpg.render.stack import FrameStacks
     from sdpg.run.log import RunLog
@@ -156,27 +157,27 @@ def main(argument: str) -> None:
         distributed.TIMEOUT = PATIENCE
     cfg = configured(resolve(job.task, job.preset, job.obs), job.setup)
     cfg = replace(cfg, seed=job.seed, iterations=10**6, checkpoint_every=10**6)  # until it is told to stop
-    watch = Stopwatch()  # of classes: their objects are made by `train`
-    watch.watch(CpuSim, "step", "physics")
+    stopwatch = Stopwatch()  # of classes: their objects are made by `train`
+    stopwatch.watch(CpuSim, "step", "physics")
     if job.obs != "state":
-        watch.watch(FrameStacks, "look", "rendering")
-    watch.watch(RunLog, "write", "logging")
-    _watch_what_is_built(type(cfg.algo), watch)
-    turns = _Turns(watch.seconds)
+        stopwatch.watch(FrameStacks, "look", "rendering")
+    stopwatch.watch(RunLog, "write", "logging")
+    _watch_what_is_built(type(cfg.algo), stopwatch)
+    turns = _Turns(stopwatch.seconds)
     try:
         with distributed.join() as group:
             train(cfg, job.run, report=turns.report, stop=lambda: turns.over, group=group)
     finally:
-        watch.release()
+        stopwatch.release()
 
 
-def _watch_what_is_built(kind: type[AlgoCfg], watch: Stopwatch) -> None:
+def _watch_what_is_built(kind: type[AlgoCfg], stopwatch: Stopwatch) -> None:
     """The phases of the algorithm that `train` will build: those that the cost model has."""
     build = kind.build
 
     def build_and_watch(self: AlgoCfg, context: Context) -> Algorithm:
         algo = build(self, context)
-        watch_phases(watch, algo, PHASES)
+        watch_phases(stopwatch, algo, PHASES)
         return algo
 
     kind.build = build_and_watch  # type: ignore[method-assign]

@@ -173,31 +173,31 @@ def _take_turns(options: Options, setups: Sequence[Setup]) -> list[dict[str, Any
     """A row for each setup. All trainings are there from the beginning, and one of them runs at a time."""
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdpg-scaling-")))
-        crews: list[MeasuredTraining] = []
-        stack.callback(_end, crews)
+        trainings: list[MeasuredTraining] = []
+        stack.callback(_end, trainings)
         for i, setup in enumerate(setups):
             folder = root / str(i)
             job = Job(options.task, options.obs, options.preset, options.seed, setup, str(folder / "run"))
-            crews.append(MeasuredTraining(job, folder))
-        for crew in crews:
-            crew.ready()
+            trainings.append(MeasuredTraining(job, folder))
+        for training in trainings:
+            training.ready()
         counts: list[int] = []
         said: list[list[dict[str, Any]]] = []
-        for crew in crews:
-            last = crew.turn(WARMUP)["rows"][-1]["seconds"]
+        for training in trainings:
+            last = training.turn(WARMUP)["rows"][-1]["seconds"]
             counts.append(min(MOST, max(1, round(options.turn_seconds / last))))
             said.append([])
         for _ in range(options.rounds):
-            for crew, count, heard in zip(crews, counts, said, strict=True):
-                heard.append(crew.turn(count))
+            for training, count, heard in zip(trainings, counts, said, strict=True):
+                heard.append(training.turn(count))
         return [_row(setup, heard) for setup, heard in zip(setups, said, strict=True)]
 
 
-def _end(crews: Sequence[MeasuredTraining]) -> None:
-    for crew in crews:
-        crew.dismiss()
-    for crew in crews:
-        crew.end()
+def _end(trainings: Sequence[MeasuredTraining]) -> None:
+    for training in trainings:
+        training.dismiss()
+    for training in trainings:
+        training.end()
 
 
 def _row(setup: Setup, heard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
