@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from helpers.sims import READS, SCENE, E, ctrl_at, run_steps, same_fields, start_worlds
 from torch import Tensor
 
 from sdpg.sim.api import Simulator
@@ -17,17 +18,6 @@ from sdpg.sim.cpu import CpuSim
 from sdpg.sim.toy import ToySim
 from sdpg.sim.warp import WarpSim
 
-# A pushed ball and a hinged pole that hits it, on a floor: contacts, friction, actuator state, a velocity sensor.
-SCENE = """
-<mujoco><option timestep="0.005"/><worldbody><geom type="plane" size="5 5 .1"/>
-<body pos="0 0 .12"><freejoint/><geom name="ball" size=".1" mass=".5"/></body>
-<body pos=".3 0 .6"><joint name="hinge" axis="0 1 0" damping=".05"/>
-<geom type="capsule" size=".03" fromto="0 0 0 0 0 -.5"/></body>
-</worldbody><actuator><general joint="hinge" dyntype="filter" dynprm=".05" gainprm="2"/></actuator>
-<sensor><jointvel joint="hinge"/></sensor></mujoco>
-"""
-READS = ("xpos", "sensordata")
-E = 6
 WARP_ERROR = 1e-4  # metres and radians after 40 control steps of SCENE in float32; 1e-5 seen
 
 
@@ -69,37 +59,8 @@ def real(request: pytest.FixtureRequest) -> CpuSim | WarpSim:
 @pytest.fixture(params=ENGINES)
 def sim(request: pytest.FixtureRequest) -> Simulator:
     sim = ENGINES[request.param]()
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     return sim
-
-
-def _start(sim: Simulator, worlds: Tensor, seed: int = 0) -> None:
-    """Different states in `worlds`, near the model's own."""
-    generator = torch.Generator().manual_seed(seed)
-    base = torch.tensor([0.0, 0.0, 0.12, 1.0, 0.0, 0.0, 0.0, 0.4])[: sim.nq]
-    qpos = base + 0.02 * torch.randn(len(worlds), sim.nq, generator=generator)
-    sim.write(worlds, qpos, 0.5 * torch.randn(len(worlds), sim.nv, generator=generator))
-
-
-def _ctrl(sim: Simulator, t: int) -> Tensor:
-    return torch.randn(sim.num_worlds, sim.nu, generator=torch.Generator().manual_seed(100 + t))
-
-
-def _fields(sim: Simulator) -> dict[str, Tensor]:
-    return {name: values.clone() for name, values in sim.fields.items()}
-
-
-def _run(sim: Simulator, steps: int, ctrl: Callable[[int], Tensor] | None = None) -> list[dict[str, Tensor]]:
-    history = []
-    for t in range(steps):
-        assert not sim.step(ctrl(t) if ctrl else _ctrl(sim, t), 2).any()
-        history.append(_fields(sim))
-    return history
-
-
-def _same(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]], worlds: Tensor | None = None) -> bool:
-    pick = slice(None) if worlds is None else worlds
-    return all(torch.equal(x[name][pick], y[name][pick]) for x, y in zip(a, b, strict=True) for name in x)
 
 
 def _poison(sim: Simulator, world: int) -> None:
@@ -122,13 +83,13 @@ def _parts(sim: CpuSim | WarpSim) -> dict[str, Tensor]:
 def test_steps_are_mj_steps() -> None:
     """The cpu engine beside plain `mujoco.mj_step`, bit for bit (float64 rows, float32 fields)."""
     sim = _cpu(threads=2)
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     model = mujoco.MjModel.from_xml_string(SCENE)
     data = [mujoco.MjData(model) for _ in range(E)]
     for i, d in enumerate(data):
         d.qpos[:], d.qvel[:] = sim._qpos[i], sim._qvel[i]
     for t in range(60):
-        ctrl = _ctrl(sim, t)
+        ctrl = ctrl_at(sim, t)
         sim.step(ctrl, 2)
         for i, d in enumerate(data):
             d.ctrl[:] = ctrl[i].numpy()
@@ -157,7 +118,7 @@ def test_fields_are_current(sim: Simulator) -> None:
                 torch.testing.assert_close(fields[name][i], torch.tensor(getattr(data, name), dtype=torch.float32))
 
     check(sim)  # after write
-    sim.step(_ctrl(sim, 0), 2)
+    sim.step(ctrl_at(sim, 0), 2)
     check(sim)
     sim.copy(torch.tensor([0]), torch.tensor([4]))
     check(sim)
@@ -173,13 +134,13 @@ def test_fields_are_float32_with_the_worlds_first(sim: Simulator) -> None:
 
 def test_a_copy_goes_on_identically(sim: Simulator) -> None:
     """2. "`copy` makes dst indistinguishable from src: given equal controls, both go on bit-identically." """
-    _run(sim, 20)  # the warm start is warm, the actuator has a state
+    run_steps(sim, 20)  # the warm start is warm, the actuator has a state
     src, dst = torch.tensor([0, 0, 1]), torch.tensor([3, 5, 4])
     sim.copy(src, dst)
     assert all(torch.equal(values[src], values[dst]) for values in sim.fields.values())
 
     def ctrl(t: int) -> Tensor:
-        u = _ctrl(sim, 50 + t)
+        u = ctrl_at(sim, 50 + t)
         u[dst] = u[src]
         return u
 
@@ -190,57 +151,57 @@ def test_a_copy_goes_on_identically(sim: Simulator) -> None:
 
 def test_a_copy_leaves_source_and_strangers_alone(sim: Simulator) -> None:
     """3. "Worlds do not influence each other: what happens in one ... leaves the others untouched bit for bit." """
-    _run(sim, 10)
+    run_steps(sim, 10)
     saved, others = sim.state_dict(), torch.tensor([0, 1, 2, 4])
-    expected = _run(sim, 20)
+    expected = run_steps(sim, 20)
     sim.load_state_dict(saved)
     sim.copy(torch.tensor([0, 1]), torch.tensor([3, 5]))
-    _start(sim, torch.tensor([5]), seed=9)
-    assert _same(expected, _run(sim, 20), others)
+    start_worlds(sim, torch.tensor([5]), seed=9)
+    assert same_fields(expected, run_steps(sim, 20), others)
 
 
 def test_a_world_is_its_row(sim: Simulator) -> None:
     """1. "whatever can influence its future is in the integration state ... and in its model parameters": restored, it
     goes on as before, whatever happened in between."""
-    _run(sim, 15)
+    run_steps(sim, 15)
     saved = {name: values.clone() for name, values in sim.state_dict().items()}
-    expected = _run(sim, 30)
-    _start(sim, torch.arange(E), seed=3)
-    _run(sim, 7)
+    expected = run_steps(sim, 30)
+    start_worlds(sim, torch.arange(E), seed=3)
+    run_steps(sim, 7)
     sim.load_state_dict(saved)
-    assert _same(expected, _run(sim, 30))
+    assert same_fields(expected, run_steps(sim, 30))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_another_process_goes_on_identically(engine: str) -> None:
     """state_dict(): "Everything needed to go on exactly from here", in a newly built simulator."""
     sim, fresh = ENGINES[engine](), ENGINES[engine]()
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     if isinstance(sim, CpuSim | WarpSim):
         sim.set_params(torch.tensor([2]), {"geom_friction": 0.1 * sim.params("geom_friction")[:1]})
-    _run(sim, 15)
+    run_steps(sim, 15)
     fresh.load_state_dict(sim.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(sim.fields.values(), fresh.fields.values(), strict=True))
-    assert _same(_run(sim, 30), _run(fresh, 30))
+    assert same_fields(run_steps(sim, 30), run_steps(fresh, 30))
 
 
 def test_write_starts_anew(sim: Simulator) -> None:
     """4. "`write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared." """
     made = (make() for make in ENGINES.values())
     fresh = next(other for other in made if type(other) is type(sim) and other.fields.keys() == sim.fields.keys())
-    _run(sim, 25)
+    run_steps(sim, 25)
     for engine in (sim, fresh):
-        _start(engine, torch.arange(E), seed=4)
-    assert _same(_run(sim, 20), _run(fresh, 20))
+        start_worlds(engine, torch.arange(E), seed=4)
+    assert same_fields(run_steps(sim, 20), run_steps(fresh, 20))
 
 
 def test_write_clears_the_row(real: CpuSim | WarpSim) -> None:
     """4., on the rows themselves, which are MuJoCo's integration state; and worlds that are not written keep theirs."""
-    _start(real, torch.arange(E))
-    _run(real, 25)
+    start_worlds(real, torch.arange(E))
+    run_steps(real, 25)
     before = _parts(real)
     assert before["ACT"][1].any() and before["WARMSTART"][1].any()
-    _start(real, torch.tensor([1, 4]), seed=4)
+    start_worlds(real, torch.tensor([1, 4]), seed=4)
     after = _parts(real)
     for name in ("TIME", "ACT", "WARMSTART", "CTRL", "QFRC_APPLIED", "XFRC_APPLIED"):
         assert not after[name][[1, 4]].any(), name
@@ -264,7 +225,7 @@ def test_mocap_bodies_are_where_write_puts_them(engine: type[CpuSim] | type[Warp
     worlds, rest = torch.tensor([0, 3, 4]), torch.tensor([1, 2, 5])
     qpos, qvel = sim.fields["qpos"][worlds].clone(), sim.fields["qvel"][worlds].clone()
     sim.write(worlds, qpos, qvel, mocap_pos=pos, mocap_quat=quat)
-    _run(sim, 5)
+    run_steps(sim, 5)
     torch.testing.assert_close(sim.params("mocap_pos", worlds), pos, check_dtype=False)
     torch.testing.assert_close(sim.params("mocap_quat", worlds), quat, check_dtype=False)
     torch.testing.assert_close(sim.fields["xpos"][worlds, -2:], pos)
@@ -273,7 +234,7 @@ def test_mocap_bodies_are_where_write_puts_them(engine: type[CpuSim] | type[Warp
     assert torch.equal(sim.params("mocap_pos", rest), sim.params("mocap_pos", worlds))
     sims[1].load_state_dict(sim.state_dict())
     assert torch.equal(sims[1].params("mocap_pos"), sim.params("mocap_pos"))
-    assert _same(_run(sim, 5), _run(sims[1], 5))
+    assert same_fields(run_steps(sim, 5), run_steps(sims[1], 5))
     sim.write(worlds[:1], qpos[:1], qvel[:1])
     assert sim.params("mocap_pos", worlds[:1]).tolist() == [[[1, 2, 3], [1, 2, 3]]]
 
@@ -282,18 +243,18 @@ def test_mocap_bodies_are_where_write_puts_them(engine: type[CpuSim] | type[Warp
 def test_parameters_are_per_world_and_are_copied(real: CpuSim | WarpSim, field: str) -> None:
     """2. with parameters: "the whole state, parameters and fields too"; dependent constants follow."""
     sim, default = real, real.params(field)
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     values = default[:2] * torch.tensor([0.2, 3.0], dtype=default.dtype).view(2, *[1] * (default.dim() - 1))
     sim.set_params(torch.tensor([0, 1]), {field: values})
     torch.testing.assert_close(sim.params(field)[:2], values)
     assert torch.equal(sim.params(field)[2], torch.from_numpy(getattr(sim.model, field)).to(default))
-    _run(sim, 10)
+    run_steps(sim, 10)
     src, dst = torch.tensor([0, 1]), torch.tensor([3, 4])
     sim.copy(src, dst)
     assert torch.equal(sim.params(field)[src], sim.params(field)[dst])
 
     def ctrl(t: int) -> Tensor:
-        u = _ctrl(sim, t)
+        u = ctrl_at(sim, t)
         u[dst] = u[src]
         u[2] = u[0]
         return u
@@ -312,11 +273,11 @@ def test_worlds_with_parameters_match_a_model_with_them(real: CpuSim | WarpSim) 
     mujoco.mj_setConst(model, mujoco.MjData(model))
     mass = torch.from_numpy(model.body_mass.copy())
     sim.set_params(torch.tensor([2]), {"body_mass": mass[None].to(sim.params("body_mass"))})
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     data = mujoco.MjData(model)
     data.qpos[:], data.qvel[:] = sim.fields["qpos"][2].numpy(), sim.fields["qvel"][2].numpy()
     for t in range(40):
-        ctrl = _ctrl(sim, t)
+        ctrl = ctrl_at(sim, t)
         sim.step(ctrl, 2)
         data.ctrl[:] = ctrl[2].numpy()
         mujoco.mj_step(model, data, 2)
@@ -326,25 +287,25 @@ def test_worlds_with_parameters_match_a_model_with_them(real: CpuSim | WarpSim) 
 
 def test_parameters_of_one_world_leave_the_others_alone(real: CpuSim | WarpSim) -> None:
     """3. "Worlds do not influence each other", constants that follow from parameters included."""
-    _start(real, torch.arange(E))
+    start_worlds(real, torch.arange(E))
     saved = real.state_dict()
-    expected = _run(real, 20)
+    expected = run_steps(real, 20)
     real.load_state_dict(saved)
     real.set_params(torch.tensor([2]), {"body_mass": 2.0 * real.params("body_mass")[:1]})
-    assert _same(expected, _run(real, 20), torch.tensor([0, 1, 3, 4, 5]))
+    assert same_fields(expected, run_steps(real, 20), torch.tensor([0, 1, 3, 4, 5]))
 
 
 def test_a_failed_world_is_reported_not_raised_and_the_others_go_on(sim: Simulator) -> None:
     """6. "A world that the engine refuses or warns about is reported by `step`, never raised"; 3. failure included."""
-    _run(sim, 5)
+    run_steps(sim, 5)
     saved = sim.state_dict()
-    expected = _run(sim, 10)
+    expected = run_steps(sim, 10)
     sim.load_state_dict(saved)
     _poison(sim, 2)
     others = torch.tensor([0, 1, 3, 4, 5])
     reported = torch.zeros(E, dtype=torch.bool)
     for t, fields in enumerate(expected):
-        reported |= sim.step(_ctrl(sim, t), 2)
+        reported |= sim.step(ctrl_at(sim, t), 2)
         assert all(torch.equal(sim.fields[name][others], fields[name][others]) for name in fields), t
     assert reported.tolist() == [False, False, True, False, False, False]
 
@@ -352,44 +313,44 @@ def test_a_failed_world_is_reported_not_raised_and_the_others_go_on(sim: Simulat
 def test_the_engine_says_what_is_wrong(sim: Simulator) -> None:
     """failure_reason(): "What the engine said of a world that the last `step` reported; "" if it did not." """
     _poison(sim, 2)
-    assert sim.step(_ctrl(sim, 0), 2)[2]
+    assert sim.step(ctrl_at(sim, 0), 2)[2]
     said = [sim.failure_reason(world) for world in range(E)]
     assert said[2] and "\n" not in said[2] and not any(said[:2] + said[3:])
-    _start(sim, torch.tensor([2]))
-    sim.step(_ctrl(sim, 1), 2)
+    start_worlds(sim, torch.tensor([2]))
+    sim.step(ctrl_at(sim, 1), 2)
     assert sim.failure_reason(2) == ""
 
 
 def test_the_state_of_some_worlds_is_their_part_of_the_state_of_all(sim: Simulator) -> None:
-    _run(sim, 5)
+    run_steps(sim, 5)
     some, everyone = sim.state_dict(torch.tensor([4, 1])), sim.state_dict()
     assert some.keys() == everyone.keys() and "state" in some
     assert all(torch.equal(values, everyone[name][[4, 1]]) for name, values in some.items())
-    _run(sim, 1)
+    run_steps(sim, 1)
     assert not torch.equal(everyone["state"], sim.state_dict()["state"])  # what was given out stays
 
 
-@pytest.mark.parametrize("mend", ["write", "copy"])
-def test_a_failed_world_is_mended(sim: Simulator, mend: str) -> None:
-    """6. "its next `write` or `copy` mends it." """
+@pytest.mark.parametrize("cure", ["write", "copy"])
+def test_a_failed_world_is_cured(sim: Simulator, cure: str) -> None:
+    """6. "its next `write` or `copy` cures it." """
     _poison(sim, 2)
-    assert sim.step(_ctrl(sim, 0), 2)[2]
-    if mend == "write":
-        _start(sim, torch.tensor([2]))
+    assert sim.step(ctrl_at(sim, 0), 2)[2]
+    if cure == "write":
+        start_worlds(sim, torch.tensor([2]))
     else:
         sim.copy(torch.tensor([0]), torch.tensor([2]))
     for t in range(10):
-        assert not sim.step(_ctrl(sim, t), 2).any()
+        assert not sim.step(ctrl_at(sim, t), 2).any()
     assert all(torch.isfinite(values).all() for values in sim.fields.values())
 
 
 def test_a_control_that_is_not_finite_is_reported(sim: Simulator) -> None:
     """6., with a control in place of a state."""
-    ctrl = _ctrl(sim, 0)
+    ctrl = ctrl_at(sim, 0)
     ctrl[3, 0] = torch.nan
     assert sim.step(ctrl, 2).tolist() == [i == 3 for i in range(E)]
-    _start(sim, torch.tensor([3]))
-    assert not sim.step(_ctrl(sim, 1), 2).any()
+    start_worlds(sim, torch.tensor([3]))
+    assert not sim.step(ctrl_at(sim, 1), 2).any()
 
 
 def test_nothing_depends_on_the_number_of_threads() -> None:
@@ -397,9 +358,9 @@ def test_nothing_depends_on_the_number_of_threads() -> None:
     one, two = _cpu(threads=1), _cpu(threads=2)
     assert (one.threads, two.threads) == (1, 2)
     for sim in (one, two):
-        _start(sim, torch.arange(E))
+        start_worlds(sim, torch.arange(E))
         sim.copy(torch.tensor([1]), torch.tensor([5]))
-    assert _same(_run(one, 60), _run(two, 60))
+    assert same_fields(run_steps(one, 60), run_steps(two, 60))
 
 
 @pytest.mark.parametrize("engine", REAL)
@@ -407,11 +368,11 @@ def test_a_row_does_not_depend_on_how_many_there_are(engine: str) -> None:
     """3., for worlds that are not there at all."""
     model, many = mujoco.MjModel.from_xml_string(SCENE), REAL[engine]()
     few = CpuSim(model, 2, 1, READS) if engine == "cpu" else WarpSim(model, 2, READS)
-    _start(many, torch.arange(E))
+    start_worlds(many, torch.arange(E))
     few.write(torch.arange(2), many.fields["qpos"][:2].clone(), many.fields["qvel"][:2].clone())
     many.write(torch.arange(2), many.fields["qpos"][:2].clone(), many.fields["qvel"][:2].clone())
     for t in range(30):
-        ctrl = _ctrl(many, t)
+        ctrl = ctrl_at(many, t)
         few.step(ctrl[:2], 2)
         many.step(ctrl, 2)
         assert torch.equal(few.fields["qpos"], many.fields["qpos"][:2])
@@ -421,10 +382,10 @@ def test_substeps_are_steps_with_the_same_control(sim: Simulator) -> None:
     """ "Advance every world by `substeps`". Engines whose fields need a further forward pass are held to the state."""
     saved = sim.state_dict()
     for t in range(10):
-        sim.step(_ctrl(sim, t), 3)
+        sim.step(ctrl_at(sim, t), 3)
     once = sim.fields["qpos"].clone()
     sim.load_state_dict(saved)
     for t in range(10):
         for _ in range(3):
-            sim.step(_ctrl(sim, t), 1)
+            sim.step(ctrl_at(sim, t), 1)
     torch.testing.assert_close(once, sim.fields["qpos"], rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from test_sim import READS, SCENE, E, _ctrl, _run, _same, _start
+from helpers.sims import READS, SCENE, E, ctrl_at, run_steps, same_fields, start_worlds
 from torch import Tensor
 
 from sdpg.build import compile_scene
@@ -41,13 +41,13 @@ def _sim(reads: tuple[str, ...] = (), model: mujoco.MjModel | None = None, **opt
 
 
 def _states(sim: WarpSim, steps: int = 20, act: Callable[[Tensor], object] | None = None) -> list[dict[str, Tensor]]:
-    """What `_run` sees, from one start; with `act` in place of `step`."""
-    _start(sim, torch.arange(E))
+    """What `run_steps` sees, from one start; with `act` in place of `step`."""
+    start_worlds(sim, torch.arange(E))
     if act is None:
-        return _run(sim, steps)
+        return run_steps(sim, steps)
     seen = []
     for t in range(steps):
-        act(_ctrl(sim, t))
+        act(ctrl_at(sim, t))
         seen.append({name: values.clone() for name, values in sim.fields.items()})
     return seen
 
@@ -59,13 +59,13 @@ def test_lockstep_with_mj_step() -> None:
     """60 control steps of two substeps beside `mj_step` in float64, contacts included: positions within 1e-4 (8e-6
     seen), velocities within 1e-3 (5e-5 seen)."""
     sim, model = _sim(), mujoco.MjModel.from_xml_string(SCENE)
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     data = [mujoco.MjData(model) for _ in range(E)]
     for i, d in enumerate(data):
         d.qpos[:], d.qvel[:] = sim.fields["qpos"][i].numpy(), sim.fields["qvel"][i].numpy()
     touched = 0
     for t in range(60):
-        ctrl = _ctrl(sim, t)
+        ctrl = ctrl_at(sim, t)
         assert not sim.step(ctrl, 2).any()
         for i, d in enumerate(data):
             d.ctrl[:] = ctrl[i].numpy()
@@ -107,15 +107,15 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
     Images: within one grey level, but for 1 in 10,000 values at the edge of a limb (3 in a million seen).
     """
     cpu, other = _pair(name.removesuffix(" with cones"), cones="cones" in name)
-    eye = View(cpu.task.camera)
-    renderer = make_renderer(compile_scene(cpu.task), 4, [eye])
+    view = View(cpu.task.camera)
+    renderer = make_renderer(compile_scene(cpu.task), 4, [view])
     close, alike = [], []
     for action in _actions(cpu, 100):
         other.sim.load_state_dict({"state": cpu.sim.state_dict()["state"]})
         a, b = cpu.step(action), other.step(action)
         close.append(((a.state - b.state).abs().amax(-1) < 1e-3) & ((a.reward - b.reward).abs() < 1e-3))
         assert torch.equal(a.terminated, b.terminated) and not b.failed.any()
-        images = [renderer.render(env.physics().qpos[:, 0])[eye.camera].rgb for env in (cpu, other)]
+        images = [renderer.render(env.physics().qpos[:, 0])[view.camera].rgb for env in (cpu, other)]
         alike.append((images[0].int() - images[1].int()).abs() <= 1)
         cpu.restart(a)
         other.restart(a)
@@ -157,7 +157,7 @@ def test_nothing_but_the_rows_is_carried_into_the_next_step() -> None:
             values.fill_(1e3)
         sim.step(ctrl, 2)
 
-    assert _same(expected, _states(sim, act=step))
+    assert same_fields(expected, _states(sim, act=step))
 
 
 DELAY = SCENE.replace('<jointvel joint="hinge"/>', '<jointvel joint="hinge" nsample="4" delay=".01"/>')
@@ -194,7 +194,7 @@ def test_recorded_launches_are_the_launches(deterministic: bool) -> None:
         plain._state["ctrl"].copy_(ctrl)
         plain._program(2)
 
-    assert _same(_states(recorded, 10), _states(plain, 10, step))
+    assert same_fields(_states(recorded, 10), _states(plain, 10, step))
     assert set(recorded._graphs) == {0, 2}
 
 
@@ -203,7 +203,7 @@ def test_a_recording_is_made_again_when_an_array_is_replaced() -> None:
     _states(sim, 3)
     for engine in (sim, fresh):
         engine.set_params(torch.tensor([0]), {"geom_friction": 0.01 * engine.params("geom_friction")[:1]})
-    assert _same(_states(sim), _states(fresh))
+    assert same_fields(_states(sim), _states(fresh))
 
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -213,20 +213,20 @@ def test_a_step_that_needs_more_room_is_made_again_with_it() -> None:
     """Bit for bit what it would have been, in the tensors that were handed out before."""
     roomy, tight = _sim(READS), _sim(READS, room=(1, 1))
     fields = tight.fields["xpos"]
-    assert _same(_states(roomy, 40), _states(tight, 40))
+    assert same_fields(_states(roomy, 40), _states(tight, 40))
     assert roomy.enlarged == 0 < tight.enlarged <= 3
     assert fields is tight.fields["xpos"] and torch.equal(fields, roomy.fields["xpos"])
 
 
 def test_room_is_not_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = _sim(room=(1, 1))
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     monkeypatch.setattr(warp, "_MOST", 1)
     before = sim.fields["qpos"].clone()
     with pytest.raises(SdpgError, match=r"room for \d+ constraints .* or --sim cpu"):
         for t in range(40):
             before = sim.fields["qpos"].clone()
-            sim.step(_ctrl(sim, t), 2)
+            sim.step(ctrl_at(sim, t), 2)
     assert torch.equal(sim.fields["qpos"], before)  # the step was taken back
 
 
@@ -238,7 +238,7 @@ def test_the_trial_makes_room_for_what_a_robot_needs() -> None:
 def test_overflow_that_no_room_cures_fails_the_world() -> None:
     """6. "A world that the engine refuses or warns about is reported by `step`"."""
     sim = _sim()
-    _start(sim, torch.arange(E))
+    start_worlds(sim, torch.arange(E))
     launch = sim._launch
 
     def overflow(substeps: int) -> None:
@@ -247,7 +247,7 @@ def test_overflow_that_no_room_cures_fails_the_world() -> None:
         sim._overflow[2] |= int(sim._mjw.OverflowType.ITERATIONS)  # MuJoCo does not warn of that either
 
     sim._launch = overflow  # type: ignore[method-assign]
-    assert sim.step(_ctrl(sim, 0), 2).tolist() == [i == 1 for i in range(E)]
+    assert sim.step(ctrl_at(sim, 0), 2).tolist() == [i == 1 for i in range(E)]
     assert "HFIELD" in sim.failure_reason(1) and sim.failure_reason(2) == ""
 
 

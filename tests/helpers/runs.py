@@ -14,7 +14,7 @@ import torch
 
 from sdpg.config import TrainCfg
 from sdpg.presets import resolve
-from sdpg.run import checkpoint, log
+from sdpg.run import checkpoint, listing, log
 
 TESTS = Path(__file__).parents[1]
 SRC = TESTS.parent / "src"
@@ -27,6 +27,36 @@ def tiny(task: str = "cartpole", obs: str = "state", **changes: Any) -> TrainCfg
     algo = replace(cfg.algo, horizon=changes.pop("horizon", 6), **small)  # type: ignore[call-arg]
     run = {"num_nominal": 3, "num_auxiliary": 2, "iterations": 4, "threads": 1, "checkpoint_every": 2}
     return replace(cfg, algo=algo, **(run | changes))
+
+
+def make_run(
+    folder: Path,
+    returns: list[float | None] | None = None,
+    status: dict[str, Any] | None = None,
+    seconds: float = 6.0,
+    **cfg: Any,
+) -> Path:
+    """A run folder without checkpoints: a row of `seconds` seconds per return."""
+    folder.mkdir(parents=True)
+    algo = {"horizon": 8, "actor_widths": [16, 8]} | cfg.pop("algo", {})
+    asked = {"task": "cartpole", "obs": "state", "algorithm": "sdpg", "seed": 0, "iterations": 3, "minutes": None}
+    asked |= {"num_nominal": 4, "num_auxiliary": 1} | cfg | {"algo": algo}
+    config = {"cfg": asked, "sessions": [{"started": "2026-01-02T03:04:05", "versions": {"sdpg": "0.1.0"}}]}
+    (folder / listing.CONFIG).write_text(json.dumps(config))
+    rows = [
+        {
+            "iteration": i,
+            "seconds": seconds * i,
+            "Train/mean_reward": value,
+            "Train/env_steps": 64 * i,
+            "Loss/actor": 1.0 / i,
+        }
+        for i, value in enumerate(returns or [], start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status is not None:
+        (folder / listing.STATUS).write_text(json.dumps(status))
+    return folder
 
 
 def vouch(folder: Path) -> None:

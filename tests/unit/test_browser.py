@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import io
 import json
 import os
@@ -12,9 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import subprocess_env, tiny
+from helpers.viewer import SIZE, ask, look, look_until
 from PIL import Image
 
 from sdpg.build import make_env
@@ -30,10 +29,9 @@ from sdpg.cli import main
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.train import train
-from sdpg.watch.browser import Controls, Crane, Server, Show, Source, _Handler
+from sdpg.watch.browser import Controls, Crane, Server, Source, _Handler
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SIZE = 96
 
 
 @pytest.fixture(scope="module")
@@ -41,58 +39,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("view") / "run"
     train(tiny("cartpole", "pixels", iterations=1), folder)
     return folder
-
-
-@pytest.fixture
-def present() -> Iterator[Callable[[Source], Server]]:
-    """Shows a source, in threads that end with the test."""
-    stop = threading.Event()
-    servers: list[Server] = []
-    loops: list[threading.Thread] = []
-
-    def make(source: Source) -> Server:
-        server, show = Server(0), Show(source, "the <title>", SIZE)
-        servers.append(server)
-        server.present(show)
-        loops.append(threading.Thread(target=show.run, args=(stop.is_set,)))
-        loops[-1].start()
-        return server
-
-    yield make
-    stop.set()
-    for loop in loops:
-        loop.join()
-    for server in servers:
-        server.server_close()
-
-
-def ask(
-    server: Server, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer, answer.read()
-    finally:
-        connection.close()
-
-
-def look(server: Server, after: int | str = "") -> dict[str, Any]:
-    """The facts of an image newer than `after`."""
-    answer, jpeg = ask(server, "GET", f"/shot?after={after}")
-    assert answer.status == 200 and answer.getheader("Content-Type") == "image/jpeg"
-    Image.open(io.BytesIO(jpeg)).verify()
-    return json.loads(answer.getheader("Facts") or "")
-
-
-def look_until(server: Server, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    facts = look(server)
-    end = time.monotonic() + 20
-    while not true(facts):
-        assert time.monotonic() < end, facts
-        facts = look(server, facts["number"])
-    return facts
 
 
 # --- the camera

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_listing import make_run
+from helpers.runs import make_run
 
 from sdpg.cli import main
 from sdpg.errors import SdpgError
@@ -104,16 +104,6 @@ class Page(HTMLParser):
         elif self.inside in ("td", "th"):
             self.tables[-1][-1].append(data)
         self.inside = ""
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> list[Path]:
-    """Two seeds of one setup, and another setup that sees pixels."""
-    return [
-        make_run(tmp_path / "runs" / "one", [None, 2.0, 4.0], seed=0),
-        make_run(tmp_path / "runs" / "two", [1.0, 4.0, 8.0], seed=1, seconds=3.0),
-        make_run(tmp_path / "runs" / "px" / "three", [0.0, 9.0, 5.0], obs="pixels", algo={"horizon": 16}),
-    ]
 
 
 def test_the_figure_and_the_page(tmp_path: Path, three: list[Path]) -> None:

@@ -125,7 +125,7 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
 
 def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
     env = make_env(Block(), 2, 2, threads=1)
-    watched = _watched(env, "test_env:Block", tmp_path, horizon=9)
+    watched = _watched(env, "helpers.tasks:Block", tmp_path, horizon=9)
     for t in range(9):
         env.step(_action(env, t))
     dump = watched._dump(1, 2)
@@ -164,7 +164,7 @@ def test_without_failures_nothing_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", [2, 40])
 def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp_path: Path) -> None:
     env = make_env(Block(), 3, 4, threads=1)
-    watched = _watched(env, "test_env:Block", tmp_path, horizon=8)
+    watched = _watched(env, "helpers.tasks:Block", tmp_path, horizon=8)
     for t in range(when):
         if t % 8 == 0:
             env.branch()
@@ -223,7 +223,7 @@ class Tired(Cartpole):
     def reward(self, x, memory, action):
         return {"mood": memory["left"][..., 0].log(), **super().reward(x, memory, action)}
 """
-MENDED = TIRED.replace('memory["left"][..., 0].log()', 'memory["left"][..., 0].clamp(min=0.1).log()')
+FIXED = TIRED.replace('memory["left"][..., 0].log()', 'memory["left"][..., 0].clamp(min=0.1).log()')
 
 
 def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
@@ -243,13 +243,13 @@ def test_a_reward_that_is_nan_is_nan_again_and_mended_when_the_task_is(
         "the reward is nan",
     ]
     assert facts["failed_at"] == facts["steps"] > 7  # since the start of the episode, in an earlier iteration
-    stranger("mended_task", MENDED)
-    with_mended = failures.load(path)
-    with_mended.about["task"] = "mended_task:Tired"
-    played = _replay(with_mended)
+    stranger("fixed_task", FIXED)
+    with_fixed = failures.load(path)
+    with_fixed.about["task"] = "fixed_task:Tired"
+    played = _replay(with_fixed)
     assert (played.failed, played.departed) == (None, None)
-    path.write_bytes(failures.encode(with_mended, 2))
-    assert main(["replay", str(path), "--task", "mended_task:Tired"]) == 1
+    path.write_bytes(failures.encode(with_fixed, 2))
+    assert main(["replay", str(path), "--task", "fixed_task:Tired"]) == 1
     assert "no step fails" in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import subprocess_env, tiny
+from helpers.runs import make_run, subprocess_env, tiny
 
 from sdpg import train
 from sdpg.cli import main
@@ -21,36 +21,6 @@ from sdpg.errors import SdpgError
 from sdpg.run import listing
 
 Capture = pytest.CaptureFixture[str]
-
-
-def make_run(
-    folder: Path,
-    returns: list[float | None] | None = None,
-    status: dict[str, Any] | None = None,
-    seconds: float = 6.0,
-    **cfg: Any,
-) -> Path:
-    """A run folder without checkpoints: a row of `seconds` seconds per return."""
-    folder.mkdir(parents=True)
-    algo = {"horizon": 8, "actor_widths": [16, 8]} | cfg.pop("algo", {})
-    asked = {"task": "cartpole", "obs": "state", "algorithm": "sdpg", "seed": 0, "iterations": 3, "minutes": None}
-    asked |= {"num_nominal": 4, "num_auxiliary": 1} | cfg | {"algo": algo}
-    config = {"cfg": asked, "sessions": [{"started": "2026-01-02T03:04:05", "versions": {"sdpg": "0.1.0"}}]}
-    (folder / listing.CONFIG).write_text(json.dumps(config))
-    rows = [
-        {
-            "iteration": i,
-            "seconds": seconds * i,
-            "Train/mean_reward": value,
-            "Train/env_steps": 64 * i,
-            "Loss/actor": 1.0 / i,
-        }
-        for i, value in enumerate(returns or [], start=1)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if status is not None:
-        (folder / listing.STATUS).write_text(json.dumps(status))
-    return folder
 
 
 def said(state: str, **changes: Any) -> dict[str, Any]:

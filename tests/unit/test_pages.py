@@ -1,4 +1,4 @@
-"""The scripts of our pages, on every machine; test_view.py has a proof in Chromium, where there is one."""
+"""The scripts of our pages, on every machine; test_browser.py has a proof in Chromium, where there is one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.browser import Page
-from test_browser import ask, look_until, present  # noqa: F401  a fixture among them
-from test_compare import three  # noqa: F401  a fixture
+from helpers.viewer import ask, look_until
 
 from sdpg.report import compare
 from sdpg.watch import browser
@@ -20,7 +19,7 @@ AT = "document.getElementById('{}')"
 
 
 @pytest.fixture
-def page(present: Callable[[Source], Server]) -> Page:  # noqa: F811
+def page(present: Callable[[Source], Server]) -> Page:
     """The viewer's, in front of a real one."""
     server = present(Source.find("cartpole", "zero", "last", seed=5))
 
@@ -47,7 +46,7 @@ def table(page: Page, name: str) -> list[list[str]]:
     return page.js(f"{AT.format(name)}.rows.map(row => row.cells.map(cell => cell.textContent))")
 
 
-def test_the_viewer_shows_picture_after_picture_and_its_facts(page: Page) -> None:
+def test_the_viewer_shows_image_after_image_and_its_facts(page: Page) -> None:
     page.settle("document.title", "the <title> - sdpg view")
     assert text(page, "title") == "the <title>" and text(page, "policy") == "zero actions"
     page.settle(f"{AT.format('terms')}.rows.length", 3)
@@ -121,7 +120,7 @@ def test_an_id_that_the_page_has_not_is_noticed() -> None:
 
 
 @pytest.fixture
-def curves(three: list[Path], tmp_path: Path) -> Page:  # noqa: F811
+def curves(three: list[Path], tmp_path: Path) -> Page:
     made = compare.compare(compare.Options(tuple(three), out=str(tmp_path / "out")))
     return Page(Path(made["html"]).read_text())
 
