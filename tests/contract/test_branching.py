@@ -1,4 +1,4 @@
-"""A world is its row: the promises of `BranchedEnv` that make branches comparable, for every task on every engine."""
+"""A world is its state: the promises of `BranchedEnv` that make branches comparable, for every task on every engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from sdpg.tasks.base import BUILT_IN
 N, M, STEPS = 13, 2, 64  # 39 worlds: a row lies across the end of the last full vector of 32, where rounding may change
 
 
-@pytest.fixture(params=BUILT_IN)
+@pytest.fixture(params=[*BUILT_IN, "helpers.tasks:Block"])  # Block: parameters per row, draws within an episode
 def name(request) -> str:
     return request.param
 
@@ -86,6 +86,7 @@ def test_auxiliaries_never_change_the_nominal_column(make, steps):
             assert torch.equal(step.terminated[:, 0], steps[0].terminated[:, 0])
         for env, step in zip(envs, steps, strict=True):
             env.restart(step)
+    assert torch.equal(envs[0].clock, envs[1].clock) and torch.equal(envs[0].clock, envs[2].clock)
 
 
 def test_restart_rules(make):

@@ -421,27 +421,18 @@ def test_the_policy_sees_nominals_only() -> None:
     assert torch.equal(rollout.sources["state"], rollout.state[:, :, 0])
 
 
-def test_auxiliaries_never_change_the_nominal() -> None:
-    """The nominal's trajectory is the same whatever its branches do."""
-    quiet, quiet_env = _make(exploration="fixed", initial_std=1e-4)
-    loud, loud_env = _make(exploration="fixed", initial_std=1.0)
-    a, b = quiet.collect(quiet_env), loud.collect(loud_env)
-    assert torch.equal(a.state[:, :, 0], b.state[:, :, 0]) and torch.equal(a.reward[..., 0], b.reward[..., 0])
-    assert not torch.equal(a.reward[..., 1:], b.reward[..., 1:])
-
-
-class _Views(ToyTask):
+class _Live(ToyTask):
     """Observes the live physics itself, not a copy of it."""
 
     def observe(self, x: Physics, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"state": x.qpos}
 
 
-def test_an_observation_that_is_a_view_of_the_physics() -> None:
+def test_an_observation_that_is_live_physics() -> None:
     """A task may return live fields as its state; the rollout keeps what was seen, not what it became."""
     plain, plain_env = _make(task=ToyTask(episode_steps=3))
-    views, views_env = _make(task=_Views(episode_steps=3))
-    a, b = plain.collect(plain_env), views.collect(views_env)
+    live, live_env = _make(task=_Live(episode_steps=3))
+    a, b = plain.collect(plain_env), live.collect(live_env)
     assert torch.equal(a.state, b.state) and torch.equal(a.next_state, b.next_state)
 
 
