@@ -10,7 +10,7 @@ import tyro
 from sdpg.algos.api import AlgoCfg
 from sdpg.env import MAX_VALUE
 from sdpg.errors import SdpgError
-from sdpg.ranges import refuse_out_of_range
+from sdpg.ranges import require_in_range
 from sdpg.tasks.base import TaskCfg
 
 
@@ -62,9 +62,9 @@ class TrainCfg:
 
     def validate(self) -> None:
         """Refuse what can't work, in one line that names the option."""
-        refuse_out_of_range(vars(self))
-        refuse_out_of_range(vars(self.algo), "algo.")
-        refuse_out_of_range(vars(self.task_cfg), "task.")
+        require_in_range(vars(self))
+        require_in_range(vars(self.algo), "algo.")
+        require_in_range(vars(self.task_cfg), "task.")
         fewest, most = self.algo.auxiliaries
         usable = self.num_auxiliary >= fewest and (most is None or self.num_auxiliary <= most)
         rules = {_auxiliaries(self.algorithm, fewest, most): usable} | self.task_cfg.rules() | self.algo.rules()

@@ -57,24 +57,24 @@ def _check_camera(source: str, camera: Camera) -> None:
         raise SdpgError(f"cameras['{source}']: far is {camera.far}; give positive metres")
 
 
-def check_sources(task: Task, obs: str, views: Mapping[str, Tensor]) -> None:
-    """What a policy is to read must be a camera, or a vector in `views`, what observe() gave."""
-    if not isinstance(views, Mapping) or "state" not in views:
+def check_sources(task: Task, obs: str, observed: Mapping[str, Tensor]) -> None:
+    """What a policy is to read must be a camera, or a vector in `observed`, what observe() returned."""
+    if not isinstance(observed, Mapping) or "state" not in observed:
         raise SdpgError("observe() must return a dict with 'state': the critic learns from it")
     for source in task.inputs[obs]:
         if source in task.cameras:
-            if source in views:
+            if source in observed:
                 raise SdpgError(f"'{source}' is a camera and a source of observe(); rename one")
             continue
-        if source not in views:
-            known = ", ".join((*views, *task.cameras))
+        if source not in observed:
+            known = ", ".join((*observed, *task.cameras))
             raise SdpgError(
                 f"inputs['{obs}'] names '{source}', which is neither a camera nor in observe(); known: {known}"
             )
-        shape = tuple(views[source].shape)
-        if len(shape) != 3 or views[source].dtype != torch.float32:
+        shape = tuple(observed[source].shape)
+        if len(shape) != 3 or observed[source].dtype != torch.float32:
             raise SdpgError(
-                f"inputs['{obs}'] names '{source}', which observe() gave as {views[source].dtype} {shape}; "
+                f"inputs['{obs}'] names '{source}', which observe() gave as {observed[source].dtype} {shape}; "
                 "a policy reads float32 vectors (N, K, size)"
             )
 

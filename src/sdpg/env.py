@@ -22,7 +22,7 @@ from sdpg.types import MOCAP, Counts, Ended, Memory, Obs, Physics, Step, Terms
 
 MAX_VALUE = 1e5  # no part of a robot is 100 km away, turns 100,000 radians a second or earns that much in a step
 
-Watch = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor, Terms], None]
+StepListener = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor, Terms], None]
 """Told of every step: `column(0)` before it, action (N, K, A), controls (N, K, nu), failed (N, K), reward terms."""
 
 
@@ -46,7 +46,7 @@ class BranchedEnv:
     ):
         self.task, self.sim, self.frame_stacks, self.seed = task, sim, frame_stacks, seed
         self.max_value = max_value  # a world with a larger number in its state, observation or reward has failed
-        self.watch: Watch | None = None
+        self.on_step: StepListener | None = None
         self.num_nominal, self.num_branches = num_nominal, sim.num_worlds // num_nominal  # N, K
         self.device = sim.device
         self._names = Names(sim.model, sim.device)
@@ -55,7 +55,7 @@ class BranchedEnv:
         self.rows = rows  # (N,) global: what a row draws does not depend on how rows are spread over processes
         self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
         self._memory: Memory = {}  # nobody else holds these tensors: restarts write into them
-        self._views: dict[str, Tensor] | None = None  # what the task shows of now, until it is handed out
+        self._observed: dict[str, Tensor] | None = None  # what the task observed of now, until it is handed out
         self._known: dict[str, Tensor] = {}  # what `looks` has looked up since an episode began
         self._clock = torch.zeros(num_nominal, dtype=torch.int64, device=self.device)  # (N,) branches share it
         self._steps_since_branch = torch.zeros(self.grid, dtype=torch.int64, device=self.device)  # (N, K)
@@ -94,11 +94,12 @@ class BranchedEnv:
     def observe(self) -> Obs:
         """What can be seen now; calling it twice changes nothing."""
         x = self.physics()
-        views = self._views or self.task.observe(x, self._memory)
-        self._views = None  # what is handed out is the caller's
-        state = self._copy_if_live(views["state"])
+        observed = self._observed or self.task.observe(x, self._memory)
+        self._observed = None  # what is handed out is the caller's
+        state = self._copy_if_live(observed["state"])
         sources = {
-            name: state[:, 0] if name == "state" else self._copy_if_live(view[:, 0]) for name, view in views.items()
+            name: state[:, 0] if name == "state" else self._copy_if_live(source[:, 0])
+            for name, source in observed.items()
         }
         if self.frame_stacks is not None:
             if self._moved or self._begun:
@@ -120,7 +121,7 @@ class BranchedEnv:
 
     def branch(self) -> None:
         """Column 0 -> columns 1..M, all rows."""
-        self._views = None
+        self._observed = None
         self._branch(torch.arange(self.num_nominal, device=self.device))
 
     def step(self, action: Tensor, ctrl: Tensor | None = None) -> Step:
@@ -129,7 +130,7 @@ class BranchedEnv:
         `ctrl` (N, K, nu): apply these controls, and not what the task makes of the action.
         """
         task, memory = self.task, self._memory
-        before = self.column(0) if self.watch is not None else {}
+        before = self.column(0) if self.on_step is not None else {}
         if ctrl is None:
             ctrl = task.control(self.physics(), memory, action)
         failed = self.sim.step(ctrl.flatten(0, 1), task.substeps).view(self.grid)
@@ -143,15 +144,18 @@ class BranchedEnv:
         reward = functools.reduce(torch.add, terms.values())
         terminated = task.terminated(x, memory)
         self._memory = self._taken_over(task.advance(x, memory, action, self._step_rng), action)
-        self._views = views = task.observe(x, self._memory)
-        numbers = [torch.cat((x.qpos, x.qvel), dim=-1), *(view for view in views.values() if view.is_floating_point())]
+        self._observed = observed = task.observe(x, self._memory)
+        numbers = [
+            torch.cat((x.qpos, x.qvel), dim=-1),
+            *(source for source in observed.values() if source.is_floating_point()),
+        ]
         # A maximum with NaN in it is NaN, which is not below any bound.
         failed = failed | ~(functools.reduce(torch.maximum, map(_largest, numbers), reward.abs()) <= self.max_value)
-        if self.watch is not None:
-            self.watch(before, action, ctrl, failed, terms)
+        if self.on_step is not None:
+            self.on_step(before, action, ctrl, failed, terms)
         # Without a look at whether there are any: on a GPU it would be a wait.
         reward = torch.where(failed, 0.0, reward)
-        state = torch.where(failed[..., None], 0.0, views["state"])
+        state = torch.where(failed[..., None], 0.0, observed["state"])
         terminated = terminated | failed
         self._episode_return += reward[:, 0]
         self._count(reward, failed, terms)
@@ -159,13 +163,13 @@ class BranchedEnv:
         return Step(reward, terminated, truncated & ~terminated, failed, state, terms)
 
     def restart(self, step: Step) -> Tensor:
-        """Mend what ended. (N, K) bool: the branches whose trajectory was cut here."""
+        """Restart what ended. (N, K) bool: the branches whose trajectory was cut here."""
         done = step.terminated | step.truncated
         row_done = done[:, 0]  # (N,) a finished nominal takes its whole row along
         copied = done & ~row_done[:, None]
         any_row, any_copied = torch.stack((row_done.any(), copied.any())).tolist()  # one wait for the device, not two
         if any_row or any_copied:
-            self._views = None
+            self._observed = None
         if any_row:
             rows = row_done.nonzero()[:, 0]
             ended = self._finish(rows, step)
@@ -238,7 +242,7 @@ class BranchedEnv:
         self._memory = memory
         self.sim.load_state_dict({name: branched(values) for name, values in self._of_sim(state).items()})
         self._steps_since_branch.zero_()
-        self._moved, self._views, self._known = True, None, {}
+        self._moved, self._observed, self._known = True, None, {}
 
     def failure_reason(self, row: int, branch: int) -> str:
         """What the engine said of a world in the last step; "" if nothing."""
@@ -286,10 +290,10 @@ class BranchedEnv:
             raise ValueError(f"the engine's state has '{strange[0]}', which is not the task's")
         return mine
 
-    def _copy_if_live(self, view: Tensor) -> Tensor:
-        """A copy if `view` is live physics or memory, which the next step or restart overwrites."""
+    def _copy_if_live(self, tensor: Tensor) -> Tensor:
+        """A copy if `tensor` is live physics or memory, which the next step or restart overwrites."""
         live = {_storage(values) for values in (*self.sim.fields.values(), *self._memory.values())}
-        return view.clone() if _storage(view) in live else view
+        return tensor.clone() if _storage(tensor) in live else tensor
 
     def _taken_over(self, memory: Memory, action: Tensor) -> Memory:
         """What `advance` returned, as tensors that restarts may write into: copies of those that are live physics or
@@ -313,7 +317,7 @@ class BranchedEnv:
                     f"for {len(rows)} rows; draw one value per row: branches share it"
                 )
         nominal = self._worlds[rows, 0]
-        self._refuse_unknown(start.params, mocap)
+        self._require_known(start.params, mocap)
         if start.params:
             self.sim.set_params(nominal, start.params)
         self.sim.write(nominal, start.qpos, start.qvel, **mocap)
@@ -330,7 +334,7 @@ class BranchedEnv:
         self._episode_return[rows] = 0.0
         self._branch(rows)
 
-    def _refuse_unknown(self, params: Mapping[str, Tensor], mocap: Mapping[str, Tensor]) -> None:
+    def _require_known(self, params: Mapping[str, Tensor], mocap: Mapping[str, Tensor]) -> None:
         task = type(self.task).__name__
         if unknown := sorted(set(params) - set(self.task.params)):
             raise SdpgError(f"start() of {task} gave params {unknown}; name them in the task's `params`")

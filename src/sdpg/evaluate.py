@@ -15,13 +15,13 @@ from sdpg.build import make_env
 from sdpg.engines import choose_engine
 from sdpg.env import BranchedEnv
 from sdpg.machine import default_threads, use_threads
-from sdpg.ranges import refuse_out_of_range
+from sdpg.ranges import require_in_range
 from sdpg.run import checkpoint
 from sdpg.run.memory import make_plan
 from sdpg.run.policy import load_policy
 from sdpg.run.resume import cfg_from_dict, engine_of
 from sdpg.tasks.base import make_task
-from sdpg.types import Watch
+from sdpg.types import Progress
 
 SEED = 1000  # of evaluations; training seeds are small numbers, so starts are new to the policy
 
@@ -32,19 +32,19 @@ def evaluate(
     seed: int = SEED,
     which: str | int = "last",
     threads: int = 0,
-    watch: Watch = iter,
+    progress: Progress = iter,
     task: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's checkpoint (`which`: "last" or an iteration), or a checkpoint folder, on the engine that it was
     trained with; on a GPU if the run allows it and there is one. A `task` that is not registered by name must be given:
     a file does not choose which code is imported."""
-    refuse_out_of_range({"episodes": episodes, "seed": seed, "threads": threads})
+    require_in_range({"episodes": episodes, "seed": seed, "threads": threads})
     folder = checkpoint.find(Path(run), which)
     saved = checkpoint.load(folder)
     cfg = replace(cfg_from_dict(saved.cfg, task), num_nominal=episodes)
     engine = choose_engine(engine_of(cfg), "cpu" if cfg.device == "cpu" else "auto")
     size = replace(cfg, num_auxiliary=0, memory_gb=None, sim=engine.sim, device=engine.device)
-    make_plan(size, learning=False).refuse_episodes_that_do_not_fit()
+    make_plan(size, learning=False).require_room_for_episodes()
     threads = threads or default_threads()
     use_threads(threads)
     env = make_env(
@@ -59,7 +59,7 @@ def evaluate(
     )
     policy = load_policy(saved, env, task)
     start = time.perf_counter()
-    result = run_episodes(policy, env, watch)
+    result = run_episodes(policy, env, progress)
     return {
         "task": cfg.task,
         "algorithm": cfg.algorithm,
@@ -76,7 +76,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def run_episodes(policy: Policy, env: BranchedEnv, watch: Watch = iter) -> dict[str, Any]:
+def run_episodes(policy: Policy, env: BranchedEnv, progress: Progress = iter) -> dict[str, Any]:
     """One episode in each of the N nominal worlds: short episodes count no more than long ones."""
     n, device = env.num_nominal, env.device
     alive = torch.ones(n, dtype=torch.bool, device=device)
@@ -86,7 +86,7 @@ def run_episodes(policy: Policy, env: BranchedEnv, watch: Watch = iter) -> dict[
     sums: dict[str, Tensor] = {}
     measures: dict[str, Tensor] = {}  # name -> (N,) float64, NaN where a world failed
     carry = policy.carry(n)
-    for _ in watch(range(env.task.episode_steps)):
+    for _ in progress(range(env.task.episode_steps)):
         action, carry = policy(env.observe().sources, carry)  # (N, A)
         step = env.step(action[:, None].expand(-1, env.num_branches, -1))
         # Worlds that are through go on with episodes that nobody counts.

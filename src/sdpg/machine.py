@@ -29,7 +29,7 @@ def use_threads(threads: int) -> None:
     a fifth of an actor step on images. Blocks larger than any of a pass still come from the system: they would leave
     holes."""
     if threads > default_threads():
-        _refuse_threads_that_can_not_start(threads)
+        _require_startable_threads(threads)
     torch.set_num_threads(threads)
     with suppress(OSError, AttributeError):  # macOS and Windows have no mallopt
         libc = ctypes.CDLL(None)
@@ -37,7 +37,7 @@ def use_threads(threads: int) -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _refuse_threads_that_can_not_start(threads: int) -> None:
+def _require_startable_threads(threads: int) -> None:
     """Where processes are limited, OpenMP and the engine end in a segmentation fault. So this many are started once, by
     way of trial: physics, torch, its gradients and images have a pool each."""
     enough = threading.Event()

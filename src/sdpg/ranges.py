@@ -52,7 +52,7 @@ def rules(options: Mapping[str, Any], ranges: Mapping[str, str], prefix: str = "
     return found
 
 
-def refuse_out_of_range(options: Mapping[str, Any], prefix: str = "") -> None:
+def require_in_range(options: Mapping[str, Any], prefix: str = "") -> None:
     """One line for the first of the options that can't be meant; `prefix` stands before its name. Every number is
     finite, whole ones are below 2**31, and no text is empty."""
     for key, value in options.items():

@@ -144,7 +144,7 @@ def _with_schedules(cfg: TrainCfg, length: int, since: int) -> TrainCfg:
 
 def _plan(cfg: TrainCfg, group: Group) -> Plan:
     plan = make_plan(cfg, group)
-    plan.refuse_what_does_not_fit()
+    plan.require_room()
     return plan
 
 
@@ -406,9 +406,9 @@ class _Run:
         """The sentence that a run ends with; `what` was wrong first."""
         task, dumps = self.cfg.task, self.failures.dumps
         fixes = {
-            "reward term": "mend that term",
+            "reward term": "fix that term",
             "the reward": "scale its terms down",
-            "observation": "mend that observation",
+            "observation": "fix that observation",
             "action": "look at start() and the observations, from which the policy made it",
         }
         physics = "look at its actuators, contacts and timestep"

@@ -184,8 +184,8 @@ class Rollout:
     failed: Tensor  # (T, N, K) bool
 
 
-Watch = Callable[[range], Iterable[int]]
-"""Passes the steps of something that takes time on as they are made, and may show how far it is."""
+Progress = Callable[[range], Iterable[int]]
+"""Passes on the steps of something that takes time, and may show how far it is."""
 
 Metrics = dict[str, float]
 """What an algorithm reports of an iteration; documented in docs/metrics.md."""

@@ -354,7 +354,7 @@ class NoFrames(Cartpole):
     cameras = {"pixels": Camera("side", stack=0)}
 
 
-class SmallPictures(Cartpole):
+class SmallImages(Cartpole):
     cameras = {"pixels": Camera("side", width=16, height=16)}
 
 
@@ -467,7 +467,7 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
         (TwiceASource, "shapes", "'state' is a camera and a source of observe(); rename one"),
         (NoWidth, "scene", "cameras['pixels']: width is 0; it must be a positive whole number"),
         (NoFrames, "scene", "cameras['pixels']: stack is 0; it must be a positive whole number"),
-        (SmallPictures, "scene", "cameras['pixels']: images of 16 x 16 pixels are too small for the encoder 'half'"),
+        (SmallImages, "scene", "cameras['pixels']: images of 16 x 16 pixels are too small for the encoder 'half'"),
         (SmallDepth, "scene", "images of 8 x 84 pixels are too small for the depth encoder"),
         (NoMetres, "scene", "cameras['pixels']: far is 0.0; give positive metres"),
         (WrongControl, "shapes", "control() gave controls with shape (4, 3, 2); it must be (4, 3, 1)"),
@@ -532,7 +532,7 @@ def test_tasks_pass_on_the_other_engine(task):
         (UnknownSource, "pixels", "inputs['pixels'] names 'propio'"),
         (NoWidth, "pixels", "cameras['pixels']: width is 0"),
         (NoFrames, "pixels", "cameras['pixels']: stack is 0"),
-        (SmallPictures, "pixels", "images of 16 x 16 pixels are too small for the encoder 'half'"),
+        (SmallImages, "pixels", "images of 16 x 16 pixels are too small for the encoder 'half'"),
         (SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the depth encoder"),
         (Blind, "pixels", "the scene has no camera 'track'; it has: none"),
     ],

@@ -86,7 +86,7 @@ def test_ranks_share_the_cores_and_the_memory_of_a_machine() -> None:
     assert one_of_four.parts["physics"] * 4 == alone.parts["physics"]
     small = replace(one_of_four, limit=float(one_of_four.total - 1))
     with pytest.raises(SdpgError, match=rf"each of the 4 ranks .* give --num-nominal {small.largest * 4} or less"):
-        small.refuse_what_does_not_fit()
+        small.require_room()
 
 
 def test_a_rank_waits_for_torchrun_to_end_it() -> None:
@@ -201,7 +201,7 @@ def _two_ranks_train(group: Group, folder: str) -> None:
         (Path(folder) / "nan_task_of_ranks.py").write_text(NAN_TASK)
     group.all_gather(None)
     sys.path.insert(0, folder)
-    with pytest.raises(SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); mend"):
+    with pytest.raises(SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); fix"):
         train.train(tiny("nan_task_of_ranks:Broken", num_nominal=4), Path(folder) / "bad", group=group)
 
 
@@ -263,7 +263,7 @@ def _drift(group: Group, folder: str) -> None:
     assert biases[0] == biases[1]
 
 
-def test_ranks_that_drifted_apart_are_told_and_mended(tmp_path: Path) -> None:
+def test_ranks_that_drifted_apart_are_told_and_aligned(tmp_path: Path) -> None:
     """Machines of two kinds may round differently."""
     ranks(__name__, "_drift", tmp_path)
 

@@ -28,9 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
-    view = torch.full((3, 90, 90), 7, dtype=torch.uint8)
+    film = torch.full((3, 90, 90), 7, dtype=torch.uint8)
     stack = torch.tensor([10, 20, 30], dtype=torch.uint8).repeat_interleave(3)[:, None, None].expand(9, 6, 6)
-    image = player.beside(view, [stack])
+    image = player.beside(film, [stack])
     assert image.shape == (90, 90 + 4 + 30, 3)
     assert (image[:, :90] == 7).all()
     assert image[[5, 45, 85], 110, 0].tolist() == [30, 20, 10]
@@ -38,7 +38,7 @@ def test_the_policys_frames_stand_beside_the_view_the_newest_on_top() -> None:
 
 def test_depth_is_shown_near_bright() -> None:
     depth = torch.stack((torch.full((4, 4), 0.0), torch.full((4, 4), float("inf"))))
-    seen = player.colours(depth, Camera("eye", depth=True, stack=2))
+    seen = player.colours(depth, Camera("side", depth=True, stack=2))
     image = player.beside(torch.zeros(3, 8, 8, dtype=torch.uint8), [seen])
     assert image[0, -1].tolist() == [0, 0, 0] and image[-1, -1].tolist() == [255, 255, 255]  # newest on top: far
 
@@ -55,7 +55,7 @@ def test_play_writes_a_video_that_can_be_read(run: Path, tmp_path: Path, capsys:
     assert not np.array_equal(images[0], images[-1])  # it moves
 
 
-def test_play_writes_pictures_of_a_task_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_play_writes_images_of_a_task_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "frames"
     assert main(["play", "hopper", "--policy", "zero", "--frames", str(folder), "--episodes", "1", "--size", "64"]) == 0
     files = sorted(folder.glob("*.png"))

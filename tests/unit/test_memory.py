@@ -22,16 +22,16 @@ def test_the_sum_and_the_largest_that_fits() -> None:
     """150 once and 30 for each nominal: 10 take 450, and 1000 leave room for (1000 - 150) / 30 = 28."""
     plan = _plan(10, 1000.0)
     assert (plan.total, plan.largest) == (450, 28)
-    plan.refuse_what_does_not_fit()
+    plan.require_room()
     assert plan.parts == {"program": 100, "networks": 50, "physics": 100, "images": 200}
-    _plan(10, None).refuse_what_does_not_fit()
+    _plan(10, None).require_room()
 
 
 def test_what_does_not_fit_is_refused_with_the_fix() -> None:
     with pytest.raises(SdpgError, match=r"give --num-nominal 28 or less, or set --memory-gb"):
-        _plan(29, 1000.0).refuse_what_does_not_fit()
+        _plan(29, 1000.0).require_room()
     with pytest.raises(SdpgError, match="give fewer --num-auxiliary"):
-        _plan(29, 100.0).refuse_what_does_not_fit()
+        _plan(29, 100.0).require_room()
 
 
 def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:

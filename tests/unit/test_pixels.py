@@ -141,7 +141,7 @@ def test_frames_are_part_of_the_state(looked: bool) -> None:
     assert torch.equal(env.observe().sources["pixels"], other.observe().sources["pixels"])
 
 
-def test_pictures_of_all_segments_are_written_to_the_same_place() -> None:
+def test_images_of_all_segments_are_written_to_the_same_place() -> None:
     env = make_env("cartpole", 3, 2, threads=1, obs="pixels")
     algo = Sdpg(tiny("cartpole", "pixels").algo, Context(env, ("pixels",)))
     first = algo.collect(env).sources["pixels"]
@@ -151,7 +151,7 @@ def test_pictures_of_all_segments_are_written_to_the_same_place() -> None:
 
 
 @pytest.mark.parametrize(("kind", "flat"), [("drqv2", 39200), ("nature", 3136), ("small", 1568)])
-def test_the_encoders_of_pictures(kind: str, flat: int) -> None:
+def test_the_encoders_of_images(kind: str, flat: int) -> None:
     """84x84: DrQ-v2's four convolutions leave 32 x 35 x 35 = 39200 numbers, Nature's three 64 x 7 x 7 = 3136."""
     generator = torch.Generator().manual_seed(0)
     encoder = Pixels((9, 84, 84), kind, 16, generator)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_the_origin_is_subtracted(kind: Convolutions) -> None:
     torch.testing.assert_close(first[1], grey[1] - grey[0])
 
 
-def test_from_the_first_picture_new_features_tell_states_apart() -> None:
+def test_from_the_first_image_new_features_tell_states_apart() -> None:
     """Why it is subtracted: a new network's features spread more over the states that it sees."""
     env = make_env("hopper", 16, seed=0, obs="pixels")
     cfgs = {origin: SdpgCfg(encoder="half", image_origin=origin) for origin in ("grey", "first")}

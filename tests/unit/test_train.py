@@ -127,7 +127,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_nan_reward_stops_the_run_and_names_the_term(stranger: Callable[[str, str], str], tmp_path: Path) -> None:
     name = stranger("nan_task_train", NAN_TASK)
     with pytest.raises(
-        SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); mend .*`sdpg replay "
+        SdpgError, match=r"100 % of its world-steps .*\(reward term 'speed' is nan\); fix .*`sdpg replay "
     ):
         train.train(tiny(f"{name}:Broken"), tmp_path / "run")
     row, *others = log.read(tmp_path / "run")
@@ -250,8 +250,8 @@ def test_a_run_folder_that_vanishes_is_made_anew(tmp_path: Path) -> None:
             shutil.rmtree(run)
 
     train.train(tiny(iterations=6), run, report=remove)
-    lost, mended = recorder.messages()
-    assert "can't write" in lost and "was gone; made it anew" in mended
+    lost, anew = recorder.messages()
+    assert "can't write" in lost and "was gone; made it anew" in anew
     assert [row["iteration"] for row in log.read(run)] == [4, 5, 6]  # what could not be written waited
     train.train(tiny(iterations=7), run, resume=True)
 

@@ -122,16 +122,16 @@ class Sdpg(NetworkAlgorithm):
         # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
-        views = {name: obs.sources[name] for name in self.sources}
-        self.normalizers = {name: Normalizer(view.shape[-1]) for name, view in views.items() if view.dim() == 2}
+        seen = {name: obs.sources[name] for name in self.sources}
+        self.normalizers = {name: Normalizer(source.shape[-1]) for name, source in seen.items() if source.dim() == 2}
         self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
         encoders = make_encoders(
-            views, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
+            seen, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
             cfg.image_motion, cfg.encoder_features, generator,
         )  # fmt: skip
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
-            cfg.output_gain, generator, use_bfloat16(cfg.precision, views.values()),
+            cfg.output_gain, generator, use_bfloat16(cfg.precision, seen.values()),
         ).to(self.device)  # fmt: skip
         self.averaged = self.actor  # the one that is evaluated and deployed
         if cfg.average:
@@ -240,8 +240,8 @@ class Sdpg(NetworkAlgorithm):
         self.normalizers["state"].update(rollout.state if good is None else rollout.state[sound], self.group)
         for name in self.sources:
             if name != "state" and name in self.normalizers:
-                view = rollout.sources[name]  # (T, N, ...)
-                self.normalizers[name].update(view if good is None else view[sound[..., 0]], self.group)
+                source = rollout.sources[name]  # (T, N, ...)
+                self.normalizers[name].update(source if good is None else source[sound[..., 0]], self.group)
 
     def _update_average(self) -> None:
         """A plain mean until it has seen enough: a young average would still be half the first policy."""
@@ -287,7 +287,7 @@ class Sdpg(NetworkAlgorithm):
         d_mean, d_log_std = ascent_direction(weight, rollout.noise, rollout.log_std.exp(), cfg.denominator)
         mean, log_std = self._bounded(rollout.mean + d_mean, rollout.log_std + d_log_std)
         mean, log_std = mean.flatten(0, 1), log_std.flatten(0, 1)  # (T N, A) targets
-        sources = {name: view.flatten(0, 1) for name, view in rollout.sources.items()}
+        sources = {name: source.flatten(0, 1) for name, source in rollout.sources.items()}
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
             lr = cosine_lr(self.iteration, cfg.schedule_iterations, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
@@ -300,7 +300,7 @@ class Sdpg(NetworkAlgorithm):
             for ids in mine.split(cfg.actor_chunk) if len(mine) else ():
                 # The network's own output, not the bounded one, is compared with targets that keep the bounds: a mean
                 # beyond its bound is drawn back, where a clipped one would have no gradient.
-                predicted_mean, predicted_log_std = self.actor({name: view[ids] for name, view in sources.items()})
+                predicted_mean, predicted_log_std = self.actor({name: source[ids] for name, source in sources.items()})
                 loss = F.mse_loss(predicted_mean, mean[ids], reduction="sum")
                 if cfg.exploration != "fixed":
                     loss = loss + F.mse_loss(predicted_log_std, log_std[ids], reduction="sum")

@@ -46,10 +46,10 @@ def run(options: Options) -> dict[str, Any]:
             encoder.zero_grad()
             encoder(images).square().mean().backward()
 
-        rows[kind] = {"forward_ms": _per_picture(act, options), "with_gradients_ms": _per_picture(learn, options)}
+        rows[kind] = {"forward_ms": _per_image(act, options), "with_gradients_ms": _per_image(learn, options)}
     return {"kind": "encoder", "batch": options.batch, "machine": machine.describe(options.threads), "encoders": rows}
 
 
-def _per_picture(work: Callable[[], None], options: Options) -> float:
+def _per_image(work: Callable[[], None], options: Options) -> float:
     work()  # the first call prepares its kernels
     return median(timed(work) for _ in range(options.repeats)) / options.batch * 1e3

@@ -102,15 +102,15 @@ def watch_phases(stopwatch: Stopwatch, algo: Algorithm, wanted: Collection[str] 
 
 def watch_iteration(algo: Algorithm, env: BranchedEnv) -> Stopwatch:
     """The phases of collect and update; what is in none of them is "other"."""
-    watch = Stopwatch()
-    watch_phases(watch, algo)
-    watch.watch(env.sim, "step", "physics")
-    watch.watch(env.task, "control reward terminated advance observe", "task functions")
-    watch.watch(env, "branch restart", "restarts")
-    watch.watch(env, "column watch", "failure records")
+    stopwatch = Stopwatch()
+    watch_phases(stopwatch, algo)
+    stopwatch.watch(env.sim, "step", "physics")
+    stopwatch.watch(env.task, "control reward terminated advance observe", "task functions")
+    stopwatch.watch(env, "branch restart", "restarts")
+    stopwatch.watch(env, "column on_step", "failure records")
     if env.frame_stacks is not None:
-        watch.watch(env.frame_stacks, "look", "rendering")
-    return watch
+        stopwatch.watch(env.frame_stacks, "look", "rendering")
+    return stopwatch
 
 
 def _controls(env: BranchedEnv) -> tuple[list[Tensor], Callable[[], None]]:
@@ -148,22 +148,22 @@ def run(options: Options) -> dict[str, Any]:
         env, Path(), {}, cfg.algo.history, 0, warn=lambda message: None
     )  # remembers as in training, writes nothing
     controls, stop = _controls(env)
-    watch = watch_iteration(algo, env)
+    stopwatch = watch_iteration(algo, env)
     rows: list[dict[str, float]] = []
     try:
         for i in range(options.warmup + options.iterations):
             env.branch()  # collect's own first act: now the rows are those that the iteration starts from
             native.state[:] = env.sim._batch.state
             controls.clear()
-            watch.reset()
+            stopwatch.reset()
             total = timed(lambda: _iterate(algo, env))
             control = np.repeat(torch.stack(controls, 1).double().numpy(), env.task.substeps, axis=1)  # (E, T s, nu)
             raw = timed(lambda c=control: native.rollout(c.shape[1], c, record=()))  # type: ignore[misc]
             if i >= options.warmup:
-                other = total - sum(watch.seconds.values())
-                rows.append({**watch.seconds, "other": other, "total": total, "raw": raw})
+                other = total - sum(stopwatch.seconds.values())
+                rows.append({**stopwatch.seconds, "other": other, "total": total, "raw": raw})
     finally:
-        watch.release()
+        stopwatch.release()
         stop()
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     steps = len(controls)

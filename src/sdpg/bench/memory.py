@@ -135,7 +135,7 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
     else:
         seen = []
         for _ in range(cfg.algo.history):
-            seen.append({name: view.clone() for name, view in env.observe().sources.items()})
+            seen.append({name: source.clone() for name, source in env.observe().sources.items()})
             env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
     facts = {"peak_mb": peak_bytes(), "import_mb": baseline, "planned_mb": planned}
     return {name: round(size / 2**20, 1) for name, size in facts.items()}

@@ -160,13 +160,13 @@ def _check_shapes(task: Task, env_factory: EnvFactory) -> None:
     for name, term in terms.items():
         _expect(f"reward() gave the term '{name}'", term, grid, torch.float32)
     _expect("terminated() gave its answer", task.terminated(x, memory), grid, torch.bool)
-    views = task.observe(x, memory)
+    observed = task.observe(x, memory)
     for kind in task.inputs:
-        check_sources(task, kind, views)
-    _expect("observe() gave 'state'", views["state"], (*grid, task.state_size), torch.float32)
-    for name, view in views.items():
-        if tuple(view.shape[:2]) != grid:
-            _fail(f"observe() gave '{name}' with shape {tuple(view.shape)}; its first axes must be (N, K) = {grid}.")
+        check_sources(task, kind, observed)
+    _expect("observe() gave 'state'", observed["state"], (*grid, task.state_size), torch.float32)
+    for name, source in observed.items():
+        if tuple(source.shape[:2]) != grid:
+            _fail(f"observe() gave '{name}' with shape {tuple(source.shape)}; its first axes must be (N, K) = {grid}.")
     after = task.advance(x, memory, action, RowRng(0, env.rows))
     if set(after) != set(memory):
         _fail(f"advance() returned the memory {sorted(after)} but start() began with {sorted(memory)}.")
@@ -333,7 +333,7 @@ def _check_restart(task: Task, env_factory: EnvFactory) -> None:
         _fail("a restart of some worlds changes what others observe.")
 
 
-def _check_pictures(task: Task, env_factory: EnvFactory) -> None:
+def _check_images(task: Task, env_factory: EnvFactory) -> None:
     if problem := not_shown(task, env_factory):
         _fail(problem)
 
@@ -353,7 +353,7 @@ CHECKS: list[tuple[str, Callable[[Task, EnvFactory], None]]] = [
     ("seed", _check_seed),
     ("observe", _check_observe),
     ("restart", _check_restart),
-    ("images", _check_pictures),
+    ("images", _check_images),
 ]
 
 

@@ -75,7 +75,7 @@ def answers_to(task: Task, s: Situation) -> dict[str, Tensor]:
         "the termination": task.terminated(s.x, s.memory),
         **{f"the memory '{name}'": value for name, value in memory.items()},
         "how much advance() draws": rng.counter,  # (N,)
-        **{f"the observation '{name}'": view for name, view in task.observe(s.x, s.memory).items()},
+        **{f"the observation '{name}'": source for name, source in task.observe(s.x, s.memory).items()},
     }
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:  # a table of runs does not wait for torch
     from sdpg.config import TrainCfg
-    from sdpg.types import Watch
+    from sdpg.types import Progress
 
 
 class Display:
@@ -118,7 +118,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def progress(what: str) -> Watch:
+def progress(what: str) -> Progress:
     """A bar on standard error if that is a terminal. The steps may end before it does."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sdpg.errors import SdpgError
-from sdpg.ranges import refuse_out_of_range
+from sdpg.ranges import require_in_range
 
 Options = TypeVar("Options")
 Argv = Sequence[str]
@@ -45,7 +45,7 @@ def parse(kind: type[Options], argv: Argv, prog: str, default: Options | None = 
         raise SdpgError(f"{_unknown_option(unknown[0], known)} (see {prog} --help)")
     for part in (options, *vars(options).values()):  # and those that another dataclass brought along
         if dataclasses.is_dataclass(part):
-            refuse_out_of_range(vars(part))
+            require_in_range(vars(part))
     return options
 
 

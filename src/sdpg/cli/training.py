@@ -205,9 +205,8 @@ def evaluate(argv: Argv) -> int:
     from sdpg.cli.display import progress
     from sdpg.evaluate import evaluate as evaluate_run
 
-    watch = progress("episodes")
     how = (options.episodes, options.seed, options.checkpoint, options.threads)
-    result = evaluate_run(run, *how, watch, options.task)
+    result = evaluate_run(run, *how, progress("episodes"), options.task)
     if options.write is not None:
         write_json(options.write, result)
     if options.json:

@@ -79,7 +79,7 @@ def scaled(x: Tensor, halved: bool) -> Tensor:
     return x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / whole)
 
 
-def refuse_small(height: int, width: int, kind: Convolutions | None) -> None:
+def require_large_enough(height: int, width: int, kind: Convolutions | None) -> None:
     """Images that would have no pixel left behind the last layer; None: of the depth encoder."""
     least = 1
     for _, kernel, stride in reversed(DEPTH_LAYERS if kind is None else LAYERS[kind]):
@@ -110,7 +110,7 @@ class Pixels(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.halved = kind in HALVED
-        refuse_small(height, width, kind)
+        require_large_enough(height, width, kind)
         if self.halved:
             height, width = height // 2, width // 2
         grey = torch.full((1, channels, height, width), 0.5)
@@ -140,7 +140,7 @@ class Depth(nn.Module):
     def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float):
         super().__init__()
         channels, height, width = shape
-        refuse_small(height, width, None)
+        require_large_enough(height, width, None)
         self.far = far
         self.convolutions = nn.Sequential(
             _conv(channels, 32, 5, 1, generator), nn.MaxPool2d(2), nn.ELU(), _conv(32, 64, 3, 1, generator), nn.ELU()
@@ -181,7 +181,7 @@ def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: 
 
 
 def make_encoders(
-    views: Mapping[str, Tensor],
+    examples: Mapping[str, Tensor],
     cameras: Mapping[str, Camera],
     normalizers: Mapping[str, nn.Module],
     widths: Sequence[int],
@@ -197,26 +197,26 @@ def make_encoders(
     are metres.
     """
     encoders: dict[str, tuple[nn.Module, int]] = {}
-    for name, view in views.items():
-        shape = view.shape[1:]
+    for name, example in examples.items():
+        shape = example.shape[1:]
         if len(shape) == 1:
             mlp = trunk(shape[0], widths, generator)
             encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
-        elif view.dtype == torch.uint8:
+        elif example.dtype == torch.uint8:
             pixels = Pixels(shape, kind, features, generator, motion)
             if origin == "first":
-                pixels.look_from(view[0])
+                pixels.look_from(example[0])
             encoders[name] = pixels, features
         else:
             encoders[name] = Depth(shape, features, generator, cameras[name].far), features
     return encoders
 
 
-def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], views: Iterable[Tensor]) -> bool:
+def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], sources: Iterable[Tensor]) -> bool:
     """auto: for images where the hardware multiplies bfloat16; elsewhere it is emulated and slower than float32."""
     if precision != "auto":
         return precision == "bfloat16"
-    images = [view for view in views if view.dim() == 4]
+    images = [source for source in sources if source.dim() == 4]
     if not images:
         return False
     if images[0].device.type == "cuda":

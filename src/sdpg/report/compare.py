@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 
 from sdpg.errors import SdpgError
-from sdpg.ranges import refuse_out_of_range
+from sdpg.ranges import require_in_range
 from sdpg.report import curves
 from sdpg.report.curves import Column, Line
 from sdpg.run import listing
@@ -67,7 +67,7 @@ def compare(options: Options, of_the_session: Collection[str] = ()) -> dict[str,
     """Writes both files; what is in them. `of_the_session`: options that do not make another run, such as threads."""
     if not options.runs:
         raise SdpgError("which runs? sdpg compare RUN RUN ... (`sdpg runs` lists them)")
-    refuse_out_of_range(vars(options))
+    require_in_range(vars(options))
     if options.out.endswith(("/", os.sep)):
         raise SdpgError(f"out '{options.out}' is a folder; give it a name, such as {options.out}compare")
     found = _load(options.runs, options.metric)

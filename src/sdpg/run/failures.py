@@ -83,11 +83,11 @@ class FailureRecorder:
         self._history: deque[Moment] = deque(maxlen=max(STEPS, horizon))
         self._caught: Dump | None = None
         self._what: list[str] = []  # is wrong with the first world that failed in this iteration
-        self._steps, self._when = 0, 0  # watched so far; until then
+        self._steps, self._when = 0, 0  # seen so far; until then
         found = sorted(self._folder.glob(f"*{SUFFIX}"))
         # A run that is resumed writes those of its later iterations again.
         self.dumps = [path for path in found if path.name.split("-")[0] <= f"{iteration:08}"]
-        env.watch = self._watch
+        env.on_step = self._on_step
 
     def write(self, iteration: int, stops: bool = False) -> list[str]:
         """Write what was caught in this iteration, on whatever rank; what was wrong, [] if nothing was. To be called by
@@ -108,7 +108,7 @@ class FailureRecorder:
                 self._warn(f"can't write {path}: {error.strerror or error}; the run goes on without this dump")
         return what
 
-    def _watch(
+    def _on_step(
         self, nominal: Mapping[str, Tensor], action: Tensor, control: Tensor, failed: Tensor, terms: Terms
     ) -> None:
         mine = action.clone()  # the caller's may change
@@ -171,10 +171,10 @@ def blame(env: BranchedEnv, action: Tensor, terms: Terms, row: int, branch: int)
     failure_reason = env.failure_reason(row, branch)
     rewards = {f"reward term '{name}'": term for name, term in terms.items()}
     rewards["the reward"] = functools.reduce(torch.add, terms.values())
-    views = {f"observation '{name}'": view for name, view in env.task.observe(x, env.memory).items()}
+    observed = {f"observation '{name}'": source for name, source in env.task.observe(x, env.memory).items()}
     physics = {"qpos": x.qpos, "qvel": x.qvel}
     engine = [f"the engine says: {failure_reason}"] if failure_reason else []
-    rest = _beyond(env, physics | rewards | views, row, branch)
+    rest = _beyond(env, physics | rewards | observed, row, branch)
     return _beyond(env, {"action": action}, row, branch) + engine + rest or ["the engine gave no reason"]
 
 

@@ -63,16 +63,16 @@ class Plan:
             "ranks": self.ranks,
         }
 
-    def refuse_what_does_not_fit(self) -> None:
+    def require_room(self) -> None:
         largest = self.largest * self.ranks
         fix = f"give --num-nominal {largest} or less" if largest else "give fewer --num-auxiliary"
         who = "this run" if self.ranks == 1 else f"each of the {self.ranks} ranks"
-        self._refuse(who, f"{fix}, or set --memory-gb if you know better")
+        self._require_room(who, f"{fix}, or set --memory-gb if you know better")
 
-    def refuse_episodes_that_do_not_fit(self) -> None:
-        self._refuse("this evaluation", f"give --episodes {max(1, self.largest)} or less")
+    def require_room_for_episodes(self) -> None:
+        self._require_room("this evaluation", f"give --episodes {max(1, self.largest)} or less")
 
-    def _refuse(self, who: str, fix: str) -> None:
+    def _require_room(self, who: str, fix: str) -> None:
         if self.limit is not None and self.total > self.limit:
             needs, has = self.total / GB, self.limit / GB
             raise SdpgError(f"{who} would take about {needs:.1f} GB of memory and may have {has:.1f} GB; {fix}")
@@ -84,8 +84,8 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     num_nominal = cfg.num_nominal // group.size
     engine = choose_engine(cfg.sim, cfg.device)
     model, k = compile_scene(task), 1 + cfg.num_auxiliary
-    row = _row_bytes(model, 8 if engine.sim == "cpu" else 4)
-    runtime, physics = _RUNTIME["engine and torch"], row
+    state = _state_bytes(model, 8 if engine.sim == "cpu" else 4)
+    runtime, physics = _RUNTIME["engine and torch"], state
     if engine.sim == "warp":
         from sdpg.sim.warp import world_bytes
 
@@ -98,16 +98,16 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     need = cfg.algo.memory(Shapes(num_nominal, k, task.state_size, task.action_size, images)) if learning else Need()
     # A GPU's driver and libraries have taken theirs before it tells what is free.
     fixed = {"program": resident_bytes() + runtime if engine.device == "cpu" else 0, **need.fixed}
-    # What the quarantine remembers: the nominals' rows; actions, controls and a fingerprint of every branch.
+    # What the failure recorder remembers: the nominals' states; actions, controls and a fingerprint of every branch.
     remembered = max(STEPS, cfg.algo.history) if learning else 0
-    history = remembered * (row + k * (4 * (task.action_size + model.nu) + 8))
+    history = remembered * (state + k * (4 * (task.action_size + model.nu) + 8))
     frames = 4 * sum(image.bytes for image in images)  # now, before, and in the renderer
     per_nominal = {"physics": k * physics, "history": history, "frames": frames, **need.per_nominal}
     limit = _limit(cfg.memory_gb, group.local_size, engine.device)
     return Plan(fixed, per_nominal, num_nominal, limit, group.size)
 
 
-def _row_bytes(model: mujoco.MjModel, wide: int) -> int:
+def _state_bytes(model: mujoco.MjModel, wide: int) -> int:
     """Of a world's state in numbers of `wide` bytes, with the copies that branching and resuming make."""
     return wide * 3 * mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
 

@@ -9,7 +9,7 @@ Promises, each with a test that quotes it (tests/contract):
 4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared. Mocap bodies
    are where it is told, or else where the model has them, and stay there.
 5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state as it is then.
-6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` mends
+6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` cures
    it.
 7. Nothing depends on the number of threads.
 """

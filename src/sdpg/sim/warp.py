@@ -138,7 +138,7 @@ class WarpSim:
         groups: set[str] = set()
         for name, values in params.items():
             mine = self._expand(name)
-            self._refuse_moved_scenery(name, values.to(mine))
+            self._require_still_scenery(name, values.to(mine))
             mine[worlds] = values.to(mine)
             if name in mujoco.MjModel._setconst_inputs and name not in _NO_CONSTANTS:
                 groups |= set(_GROUPS.get(name, _CONSTANTS))
@@ -334,7 +334,7 @@ class WarpSim:
             values[worlds] = self._params[name][worlds]
             self._params[name].copy_(values)
 
-    def _refuse_moved_scenery(self, name: str, values: Tensor) -> None:
+    def _require_still_scenery(self, name: str, values: Tensor) -> None:
         """mujoco_warp places what is fixed to the world once and for all."""
         if name not in ("body_pos", "body_quat", "geom_pos", "geom_quat"):
             return

@@ -20,14 +20,14 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.sim.cpu import CpuSim
-from sdpg.types import Watch
+from sdpg.types import Progress
 from sdpg.watch.player import Player
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
 
 
 def frames(
-    policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], watch: Watch = iter
+    policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], progress: Progress = iter
 ) -> Iterator[np.ndarray]:
     """Images (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
     sim = env.sim
@@ -42,7 +42,7 @@ def frames(
 
     player, stride = Player(policy, env, draw), frame_stride(env)
     finished: list[tuple[float, int]] = []
-    for _ in watch(range(episodes * env.task.episode_steps)):
+    for _ in progress(range(episodes * env.task.episode_steps)):
         if player.steps % stride == 0:
             yield player.image()
         if (ended := player.step()) is not None:

@@ -70,7 +70,7 @@ class Player:
     def image(self) -> np.ndarray:
         """(H, W, 3) uint8 of the state now: what `beside` puts together."""
         sources, cameras = self.env.observe().sources, self.env.task.cameras
-        seen = [colours(view[0], cameras[name]) for name, view in sources.items() if name in cameras]
+        seen = [colours(source[0], cameras[name]) for name, source in sources.items() if name in cameras]
         return beside(self.draw(self.env.physics().qpos[:, 0]), seen)
 
     @torch.no_grad()
@@ -94,11 +94,11 @@ class Player:
         self.use(self.policy)
 
 
-def beside(view: Tensor, sources: list[Tensor]) -> np.ndarray:
+def beside(film: Tensor, sources: list[Tensor]) -> np.ndarray:
     """The third-person image (3, S, S), to its right the policy's frames (3 * stack, h, w) of each source, the newest
     on top: (H, W, 3) uint8."""
-    size = view.shape[-1]
-    columns = [view.cpu()]
+    size = film.shape[-1]
+    columns = [film.cpu()]
     for source in sources:
         singles = source.cpu().unflatten(0, (-1, 3)).flip(0)  # (frames, 3, h, w)
         rows = [_resize(frame, size // len(singles)) for frame in singles]

@@ -1,7 +1,7 @@
 """`sdpg replay DUMP`: the last steps of a world that failed, once more, compared with what was recorded.
 
 Physics runs on the recorded model with the recorded controls, and must come out the same bit for bit. Rewards and
-observations are those of the task as it is now: after a mistake in it has been mended, the replay no longer fails.
+observations are those of the task as it is now: after a mistake in it has been fixed, the replay no longer fails.
 
 A dump may be a stranger's. Its task is imported if it is registered by name, or if the user names it, too. Its model is
 used if it is the task's own scene, or if the user says so: engines believe a model, and one that lies crashes them.
