@@ -206,7 +206,7 @@ class Show:
         self.controls = self._drawn = Controls()  # as wished, and as they are in the newest image
         self._finished: deque[tuple[float, int]] = deque(maxlen=FINISHED)
         self._orders: deque[str] = deque(maxlen=8)  # "restart" or "step", from the page
-        self._unshared_episodes = threading.Condition()  # guards all that follows, the controls and the orders
+        self._changed = threading.Condition()  # guards all that follows, the controls and the orders
         self._asked, self._waiting = -math.inf, 0  # when a browser last asked; how many wait for an image
         self._shot = self._draw(0)
 
@@ -214,23 +214,23 @@ class Show:
 
     def shot(self, after: int) -> Shot | None:
         """The newest image, once it is another than number `after`; None if there is no such for a while."""
-        with self._unshared_episodes:
+        with self._changed:
             self._waiting += 1
-            self._unshared_episodes.notify_all()
-            self._unshared_episodes.wait_for(lambda: self._shot.number != after, PATIENCE)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._shot.number != after, PATIENCE)
             self._waiting -= 1
             self._asked = time.monotonic()
             return self._shot if self._shot.number != after else None
 
     def set(self, wishes: Mapping[str, Any]) -> None:
-        with self._unshared_episodes:
+        with self._changed:
             self.controls = self.controls.changed(wishes)
-            self._unshared_episodes.notify_all()
+            self._changed.notify_all()
 
     def order(self, what: str) -> None:
-        with self._unshared_episodes:
+        with self._changed:
             self._orders.append(what)
-            self._unshared_episodes.notify_all()
+            self._changed.notify_all()
 
     # -- the loop, in the main thread
 
@@ -240,11 +240,11 @@ class Show:
         end = math.inf if seconds is None else time.monotonic() + seconds
         due = time.monotonic()
         while not stop() and time.monotonic() < end:
-            with self._unshared_episodes:
+            with self._changed:
                 order, controls = self._orders.popleft() if self._orders else "", self.controls
                 playing = not controls.paused and (self._waiting > 0 or time.monotonic() - self._asked < IDLE)
                 if not (order or playing or controls != self._drawn):
-                    self._unshared_episodes.wait(0.1)  # short: a signal only sets what stop() tells
+                    self._changed.wait(0.1)  # short: a signal only sets what stop() tells
                     due = time.monotonic()
                     continue
             period = 0.0
@@ -260,9 +260,9 @@ class Show:
                 period = steps * per_step
             self._drawn = controls
             shot = self._draw(self._shot.number + 1)
-            with self._unshared_episodes:
+            with self._changed:
                 self._shot = shot
-                self._unshared_episodes.notify_all()
+                self._changed.notify_all()
             # What can't keep pace plays slower; it does not run after the time that it lost.
             due = max(due + period, time.monotonic() - period)
             time.sleep(max(0.0, due - time.monotonic()))
