@@ -112,8 +112,9 @@ class BranchedEnv:
         return Obs(state, sources)
 
     def looks(self, fields: Sequence[str]) -> dict[str, Tensor]:
-        """What the nominal worlds have of their own of model fields, or of "mocap_pos" and "mocap_quat": (N, ...) each.
-        It changes when an episode begins and at no other time."""
+        """The nominal worlds' own values of model fields, or of "mocap_pos" and "mocap_quat": (N, ...) each.
+
+        They change only when an episode begins."""
         for name in fields:
             if name not in self._known:
                 self._known[name] = self.sim.params(name, self._worlds[:, 0])
@@ -127,7 +128,7 @@ class BranchedEnv:
     def step(self, action: Tensor, ctrl: Tensor | None = None) -> Step:
         """(N, K, A) in [-1, 1]. Rewards and terminations are of the state after the step and of the action.
 
-        `ctrl` (N, K, nu): apply these controls, and not what the task makes of the action.
+        `ctrl` (N, K, nu): apply these controls instead of those that the task makes of the action.
         """
         task, memory = self.task, self._memory
         before = self.column(0) if self.on_step is not None else {}
@@ -163,7 +164,7 @@ class BranchedEnv:
         return Step(reward, terminated, truncated & ~terminated, failed, state, terms)
 
     def restart(self, step: Step) -> Tensor:
-        """Restart what ended. (N, K) bool: the branches whose trajectory was cut here."""
+        """Restarts what ended. Returns (N, K) bool: the branches whose trajectory was cut here."""
         done = step.terminated | step.truncated
         row_done = done[:, 0]  # (N,) a finished nominal takes its whole row along
         copied = done & ~row_done[:, None]
@@ -188,7 +189,7 @@ class BranchedEnv:
         return {name: values[:, 0] for name, values in self.task.measure(self.physics(), self._memory).items()}
 
     def take_counts(self) -> Counts:
-        """What was done since the last call."""
+        """What was counted since the last call."""
         failed = self._failed.tolist()  # by branch
         names, steps = self._terms[0], self._counted
         worlds = self.num_nominal * self.num_branches
@@ -221,7 +222,7 @@ class BranchedEnv:
         self._terms = tuple(terms), self._terms[1] + sums
 
     def column(self, branch: int) -> dict[str, Tensor]:
-        """What decides how the worlds of a column go on, given their actions: name -> (N, ...)."""
+        """All that decides how the worlds of a column go on, given their actions: name -> (N, ...)."""
         mine = {"clock": self._clock.clone(), "step_rng": self._step_rng.counter.clone()}
         memory = {f"memory.{name}": values[:, branch].clone() for name, values in self._memory.items()}
         sim = self.sim.state_dict(self._worlds[:, branch])
@@ -249,8 +250,9 @@ class BranchedEnv:
         return self.sim.failure_reason(int(self._worlds[row, branch]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that decides how the environment goes on from the next `branch`, and so the nominal worlds only;
-        `join_rows` puts those of several ranks together."""
+        """All that decides how the environment goes on from the next `branch`, and so the nominal worlds only.
+
+        `join_rows` joins the states of several ranks."""
         mine = self.column(0) | {
             "episode_return": self._episode_return.clone(),
             "start_rng": self._start_rng.counter.clone(),
@@ -296,8 +298,10 @@ class BranchedEnv:
         return tensor.clone() if _storage(tensor) in live else tensor
 
     def _taken_over(self, memory: Memory, action: Tensor) -> Memory:
-        """What `advance` returned, as tensors that restarts may write into: copies of those that are live physics or
-        the caller's action, that go by two names, or in which one number stands for several worlds."""
+        """What `advance` returned, as tensors that restarts may write into.
+
+        It copies those that are live physics or the caller's action, that go by two names, or in which one number
+        stands for several worlds."""
         others = {_storage(values) for values in (*self.sim.fields.values(), action)}
         mine = {}
         for name, values in memory.items():
@@ -367,7 +371,7 @@ class BranchedEnv:
 
 
 def _as_today(name: str) -> str:
-    """Of a part of a state that an earlier version saved."""
+    """The name of a part of a state, as this version calls it."""
     return "sim.state" if name == "sim.rows" else f"frames.{name[5:]}" if name.startswith("eyes.") else name
 
 

@@ -1,6 +1,6 @@
 """The run loop: collect, update, log, save; stopped by iterations, time, signals or too many failed worlds.
 
-Of several ranks, all run the same loop on their rows; rank 0 alone reads and writes the run's folder and reports.
+All ranks run the same loop, each on its own rows. Rank 0 alone reads and writes the run's folder, and reports.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def train(
     group: Group = ALONE,
     now: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """Run until `cfg.iterations`, `cfg.minutes` or `stop()`; the summary of the run.
+    """Trains until `cfg.iterations`, `cfg.minutes` or `stop()`, and returns the summary of the run.
 
     With `resume`, `run_dir` goes on from its last checkpoint, exactly as if it had never stopped; it must be of
     `cfg.task`, the only task that is ever imported. Every rank of `group` makes this call; they stop if `stop()` holds
-    on one of them. `now` tells the seconds that minutes are made of.
+    on one of them. `now` is the clock of `cfg.minutes`, in seconds.
     """
     started = now()
     cfg.validate()
@@ -120,7 +120,7 @@ def train(
 
 
 def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-    """What the run goes on from; or nothing, and nothing that it would overwrite."""
+    """The checkpoint that the run goes on from; None for a new run, whose folder must be empty."""
     trackers.require(cfg.track)
     if run is not None and resume:
         saved = checkpoint.newest_sound(run, warn)
@@ -135,7 +135,7 @@ def _look(cfg: TrainCfg, run: Path | None, resume: bool, warn: Callable[[str], N
 
 
 def _with_schedules(cfg: TrainCfg, length: int, since: int) -> TrainCfg:
-    """With schedules of this length, if it has none yet."""
+    """`cfg` with schedules of this length, if it has none yet."""
     if cfg.algo.schedule_iterations:
         return cfg
     algo = dataclasses.replace(cfg.algo, schedule_iterations=length, schedule_from=since)
@@ -151,7 +151,7 @@ def _plan(cfg: TrainCfg, group: Group) -> Plan:
 def _build(
     cfg: TrainCfg, device: str, saved: checkpoint.Checkpoint | None, threads: int, group: Group
 ) -> tuple[BranchedEnv, Algorithm]:
-    """The rows of this rank, and what learns from all of them."""
+    """The environment with this rank's rows, and the algorithm that learns from the rows of all ranks."""
     rows = cfg.num_nominal // group.size
     env = make_env(
         make_task(cfg.task, cfg.task_cfg),
@@ -174,8 +174,8 @@ def _build(
 
 
 class _Run:
-    """One session of a run; `clock` counts the seconds of all of its sessions, `made` are world-steps and images of
-    the earlier ones. Only rank 0 has a `folder`."""
+    """One session of a run. `clock` counts the seconds of all sessions; `made` are the world-steps and images of the
+    earlier ones. Only rank 0 has a `folder`."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class _Run:
         return self._summary(reason)
 
     def _fit_schedules(self) -> None:
-        """Of a run of some minutes, to the iterations that these will give on rank 0; once, and for good."""
+        """Fit the schedules of a run limited by minutes to the iterations that rank 0 expects: once, for good."""
         pace, iteration = self.pace, self.algo.iteration
         if pace is None or self.cfg.algo.schedule_iterations:
             return
@@ -341,7 +341,7 @@ class _Run:
         self.report("iteration", self.row)
 
     def _save(self, patience: float | None = None) -> str | None:
-        """A checkpoint of now, of all ranks. What went wrong is returned: nothing is lost as long as the run goes on.
+        """Write a checkpoint of all ranks. Returns what went wrong: nothing is lost as long as the run goes on.
 
         The one save that can't wait for a later one is tried for `patience` seconds: space may be made, a disk come
         back.
@@ -399,7 +399,7 @@ class _Run:
         return None
 
     def _so_far(self) -> dict[str, float]:
-        """What a later session goes on counting from."""
+        """The counts that a later session goes on from."""
         return {"seconds": self.clock(), "env_steps": self.env_steps, "images": self.images}
 
     def _failure(self, what: str, failed: float) -> str:
@@ -449,7 +449,7 @@ def _made(saved: checkpoint.Checkpoint | None, cfg: TrainCfg, env: BranchedEnv) 
 
 
 def _summed(counts: Counts, group: Group) -> Counts:
-    """Those of all ranks; every rank makes as many control steps."""
+    """The counts of all ranks; every rank makes the same number of control steps."""
     numbers = {
         name: value for name, value in vars(counts).items() if isinstance(value, int | float) and name != "steps"
     }
@@ -461,7 +461,7 @@ def _summed(counts: Counts, group: Group) -> Counts:
 
 @contextlib.contextmanager
 def stop_on_signals(group: Group = ALONE) -> Iterator[Callable[[], bool]]:
-    """Within, the first SIGINT or SIGTERM asks the run to stop after its iteration; the second ends the process.
+    """Within this context, the first SIGINT or SIGTERM stops the run after its iteration; the second ends the process.
 
     A rank may get the first one twice, from a cluster that tells every process and from torchrun that passes it on; it
     is torchrun that ends those who take too long.

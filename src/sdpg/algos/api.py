@@ -1,4 +1,4 @@
-"""The contract of algorithms: what a trainer, an evaluation, a film and a planner know of one. No more than this.
+"""The contract of algorithms: all that training, evaluation, films and memory plans know of one.
 
 An algorithm is two classes. A frozen `AlgoCfg` holds its options and answers what must be known before anything is
 built; its `build` makes the `Algorithm`, which collects, updates and hands out its policy.
@@ -9,8 +9,7 @@ Promises, each with a test that quotes it (tests/contract/test_algorithms.py):
 2. `state_dict` has all that decides how the algorithm goes on. With `exact_resume`, k iterations, saved, loaded and k
    more are 2 k iterations, bit for bit.
 3. `collect` leaves the environment ready for the next `collect`; `update` does not touch it.
-4. `policy` is a module of its own kind: sources to the deterministic action, whatever was learnt beside it. It needs
-   nothing of the environment.
+4. `policy` is a module that maps sources to the deterministic action. It needs nothing of the environment.
 5. Metrics are returned, never logged; docs/metrics.md has each of them.
 """
 
@@ -45,14 +44,14 @@ class Policy(nn.Module):
 
 
 def begin_where(policy: Policy, carry: Carry, began: Tensor) -> Carry:
-    """`carry` with that of a new episode in the rows marked in `began` (N,) bool."""
+    """`carry`, replaced by that of a new episode in the rows where `began` (N,) bool holds."""
     new = policy.carry(len(began))
     return {k: torch.where(began.view(-1, *(1,) * (old.dim() - 1)), new[k], old) for k, old in carry.items()}
 
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Of one source, its frames stacked."""
+    """The shape of one image source, its frames stacked."""
 
     channels: int
     height: int
@@ -66,7 +65,7 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes of a run, as far as memory depends on them; of several ranks, those of one."""
+    """The sizes of a run that memory depends on, for one rank."""
 
     num_nominal: int  # N
     branches: int  # K
@@ -78,7 +77,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes by purpose: at any number of nominal worlds, and for each of them with its branches."""
+    """Bytes by purpose: fixed ones, and those that each nominal world adds with its branches."""
 
     fixed: Mapping[str, int] = field(default_factory=dict)
     per_nominal: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +85,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one phase of one iteration on one rank; the unit is a multiply-add unless a phase has another."""
+    """The work of one phase in one iteration on one rank, in multiply-adds unless the phase has another unit."""
 
     calls: float
     units: float
@@ -120,19 +119,19 @@ class AlgoCfg(ABC):
 
     @property
     def history(self) -> int:
-        """Control steps back to the last branching, which a record of a failure must reach."""
+        """How many control steps back the last branching may be; the record of a failure must reach it."""
         return 0
 
     def rules(self) -> dict[str, bool]:
-        """What must hold of the options: a sentence that names the option -> whether it does."""
+        """What must hold of the options: a sentence that names the option -> whether it holds."""
         return {}
 
     @abstractmethod
     def memory(self, shapes: Shapes) -> Need:
-        """What the algorithm will take beside the environment: an estimate, within 25 % of what is measured."""
+        """The memory that the algorithm takes beside the environment: an estimate, within 25 % of what is measured."""
 
     def work(self, shapes: Shapes, ranks: int) -> dict[str, Work]:
-        """Phases of one iteration, for `sdpg bench scaling`; none: there is no model of what it costs."""
+        """The phases of one iteration, for `sdpg bench scaling`; empty if there is no model of their cost."""
         return {}
 
     @abstractmethod
@@ -151,7 +150,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, batch: Any) -> Metrics:
-        """Learn from it; counts the iteration."""
+        """Learn from it, and count the iteration."""
 
     @abstractmethod
     def policy(self) -> Policy:
@@ -165,5 +164,5 @@ class Algorithm(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def phases(self) -> dict[str, tuple[object, str]]:
-        """For benches: phase -> an object, and the names of its methods, separated by spaces, that make it up."""
+        """For benches: phase -> an object, and the names of the methods that make up the phase, separated by spaces."""
         return {}

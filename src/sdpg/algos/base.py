@@ -15,7 +15,7 @@ from sdpg.distributed import ALONE, Group
 
 
 class NetworkAlgorithm(Algorithm):
-    """One whose future is decided by networks and optimisers, by name, and the number of finished iterations."""
+    """An algorithm whose state is its networks and optimisers, by name, and the number of finished iterations."""
 
     modules: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
@@ -37,8 +37,8 @@ class NetworkAlgorithm(Algorithm):
 def cosine_lr(iteration: int, total: int, peak: float, floor: float, warmup: int, since: int = 0) -> float:
     """Linear warm-up, then half a cosine to the floor, over `total` iterations.
 
-    A total that became known only at the iteration `since` counts from there: before, and as long as it is 0, the rate
-    warms up and stays at its peak; after, it goes on from where it is.
+    The total may become known only at the iteration `since`, and counts from there. Before that, and as long as it is
+    0, the rate warms up and stays at its peak; afterwards it goes on from where it is.
     """
     if iteration < since or not total:
         return peak * min(1.0, (iteration + 1) / max(1, warmup))
@@ -61,9 +61,9 @@ def linear_lr(iteration: int, total: int, first: float, last: float, since: int 
 def clipped_step(
     optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], lr: float, max_norm: float, group: Group = ALONE
 ) -> float:
-    """One clipped step down the sum of `losses` over all ranks, each of whose graphs is gone before the next is made;
-    the gradient's norm. A gradient that is not finite, on whatever rank, is left out: no step. So a GPU is waited for,
-    once a step."""
+    """Accumulates losses one graph at a time, sums gradients over ranks, clips, steps; skips non-finite gradients.
+
+    Returns the gradient's norm. Whether it is finite is read on the host: one wait for a GPU per step."""
     parameters = optimizer.param_groups[0]["params"]
     optimizer.zero_grad(set_to_none=True)
     for loss in losses:
@@ -77,7 +77,7 @@ def clipped_step(
 
 
 def _sum_gradients(parameters: Sequence[Tensor], group: Group) -> None:
-    """Gradients of all ranks, added up in one message; a rank that had no sample brings zeros."""
+    """Adds up the gradients of all ranks in one message; a rank without samples brings zeros."""
     if group.size == 1:
         return
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -87,11 +87,11 @@ def _sum_gradients(parameters: Sequence[Tensor], group: Group) -> None:
 
 
 def places(usable: Tensor, group: Group) -> Tensor:
-    """usable (T, N, ...) bool of this rank's samples -> for every sample of all ranks, flat, its place among this
-    rank's flat samples; -1 if it is another rank's or not usable. Batches are drawn from these: their size, which
-    losses are divided by, is that over all ranks, and what is not usable adds nothing to the sum.
+    """Where this rank keeps each sample of all ranks: its flat index, or -1 if it is another rank's or not usable.
 
-    On the CPU, where how many of a batch are left must be known.
+    `usable` is (T, N, ...) bool, of this rank's samples. Batches are drawn from the result, so that losses are divided
+    by the batch size over all ranks, and samples that are not usable add nothing to the sum. It is on the CPU, because
+    the host must know how many of a batch are left.
     """
     t, n, *branches = usable.shape
     every = torch.full((t, group.size, n, *branches), -1, device="cpu")  # a rank's rows follow each other
@@ -101,8 +101,9 @@ def places(usable: Tensor, group: Group) -> Tensor:
 
 
 def batches(drawn: Tensor, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:
-    """Batches of `size` of the places `drawn`: this rank's samples in each, on its device, and how many it has of all
-    ranks. One copy to the device for all of them."""
+    """Splits the places `drawn` into batches of `size`: this rank's samples in each, and the count over all ranks.
+
+    The samples are on the rank's device, by one copy for all batches."""
     left = drawn >= 0
     mine = drawn[left].to(device).split([int(part.sum()) for part in left.split(size)])
     return zip(mine, (len(part) for part in drawn.split(size)), strict=True)

@@ -43,7 +43,7 @@ def segment_returns(reward: Tensor, next_value: Tensor, done: Tensor, gamma: flo
 
 
 def valid_returns(failed: Tensor, done: Tensor) -> Tensor:
-    """(T, N, K) bool: no failed step between t and the end of its stretch, so that the return at t can be believed."""
+    """(T, N, K) bool: whether the return at t can be believed: no step fails from t to the end of its stretch."""
     good = ~failed
     for t in reversed(range(failed.shape[0] - 1)):
         good[t] &= done[t] | good[t + 1]

@@ -35,8 +35,9 @@ from sdpg.types import Metrics, Rollout
 def exploration_noise(
     seed: int, iteration: int, rows: Tensor, size: tuple[int, int, int], antithetic: bool = False
 ) -> Tensor:
-    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal; of size (T, M, A) for each of the rows (N,), and a
-    function of (seed, iteration, row) alone."""
+    """Standard normal noise (T, N, 1 + M, A), 0 for the nominal: a function of (seed, iteration, row) alone.
+
+    `size` is (T, M, A), `rows` is (N,)."""
     n, (t, m, a) = len(rows), size
     pairs = (m + 1) // 2 if antithetic else m
     noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(t, pairs, a)  # (N, T, M or M/2, A)
@@ -46,7 +47,7 @@ def exploration_noise(
 
 
 def squash(action: Tensor, bound: float | None) -> Tensor:
-    """Pre-activation -> action in (-1, 1), alike in training and evaluation."""
+    """Maps pre-activations to actions in (-1, 1), in training and evaluation alike."""
     return torch.tanh(action if bound is None else action.clamp(-bound, bound))
 
 
@@ -107,8 +108,8 @@ class MeanPolicy(Policy):
 class Sdpg(NetworkAlgorithm):
     """Collects a segment, climbs, and teaches the critic: one iteration of Algorithm 1.
 
-    Each rank of a group collects from its own rows and draws every batch as if it had all of them; what a batch's
-    samples say is summed over the ranks. So all of them take the steps that one process with all rows would take.
+    Each rank of a group collects from its own rows, and draws every batch as if it had all of them. Gradients are
+    summed over the ranks, so all ranks take the steps that one process with all rows would take.
     """
 
     cfg: SdpgCfg
@@ -177,8 +178,7 @@ class Sdpg(NetworkAlgorithm):
     def collect(self, env: BranchedEnv) -> Rollout:
         """One segment: branch, then T steps of the policy on the nominals and of the noise on the branches.
 
-        What the policy saw is written where that of the last segment was: `rollout.sources` are good until the next
-        `collect`.
+        `rollout.sources` are good until the next `collect`, which writes to the same memory.
         """
         cfg, k, a = self.cfg, env.num_branches, env.task.action_size
         if k < 2:
@@ -213,15 +213,16 @@ class Sdpg(NetworkAlgorithm):
         )
 
     def _room(self, name: str, source: Tensor) -> Tensor:
-        """Where a segment of a source is written, (T, N, ...): the same memory in every iteration. Images take much of
-        it, and memory that is new to the process costs more than what is written there."""
+        """Where a segment of a source is written, (T, N, ...): the same memory in every iteration.
+
+        Images take much of it, and touching new memory costs more than writing the images."""
         shape, room = (self.cfg.horizon, *source.shape), self._seen.get(name)
         if room is None or room.shape != shape:
             room = self._seen[name] = source.new_empty(shape)
         return room
 
     def update(self, rollout: Rollout) -> Metrics:
-        """Actor, temperature, critic, target critic; then the normalisers, which were constant until here."""
+        """Updates actor, temperature, critic and target critic; last the normalisers, constant until here."""
         # Its own generator per iteration: the state of all randomness is the iteration number.
         generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
         good = valid_returns(rollout.failed, rollout.done) if rollout.failed.any() else None

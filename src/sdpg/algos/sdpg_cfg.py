@@ -177,7 +177,7 @@ class SdpgCfg(AlgoCfg):
         }
 
     def _multiply_adds(self, shapes: Shapes) -> tuple[int, int]:
-        """Of one sample forwards through the actor and through the critic; backwards takes twice as many again."""
+        """Of one sample forwards through the actor and the critic; backwards takes twice as many."""
         encoded = [self._image_cost(image).multiply_adds for image in shapes.images]
         encoded += [_mlp((size, *self.vector_widths)) for size in shapes.vectors]
         features = len(shapes.images) * self.encoder_features
@@ -196,5 +196,5 @@ class SdpgCfg(AlgoCfg):
 
 
 def _mlp(widths: Sequence[int]) -> int:
-    """Multiply-adds of its layers."""
+    """Multiply-adds of an MLP's layers."""
     return sum(a * b for a, b in itertools.pairwise(widths))

@@ -6,8 +6,8 @@
                          state.json         format, version, iteration, plain numbers, names of the tensors, config
                          manifest.json      size and SHA-256 of the two
 
-Nothing here is ever unpickled, and what a checkpoint says is checked before it is used (`folder.cfg_from_dict`): one
-from a stranger can't run code.
+Nothing here is ever unpickled, and what a checkpoint says is checked before it is used (`resume.cfg_from_dict`): a
+stranger's checkpoint can't run code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Tree = Mapping[str, Any]
 
 
 class Damaged(SdpgError):
-    """A checkpoint, or the pointer to it, that can't be used: `what` is wrong. Another one of the run may be sound."""
+    """A checkpoint, or the pointer to it, can't be used: `what` is wrong. Another one of the run may be sound."""
 
     def __init__(self, what: str, fix: str):
         super().__init__(f"{what}; {fix}")
@@ -143,7 +143,7 @@ def save(
 
 
 def best_score(root: Path) -> float | None:
-    """Of the checkpoint that `best` names, if there is one."""
+    """The score of the checkpoint that `best` names, if there is one."""
     name = _pointer(root, BEST)
     if not _NAME.fullmatch(name):
         return None
@@ -164,7 +164,7 @@ def clean(root: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """The file has its old content or the new one, never a part."""
+    """Write a file so that it has its old content or the new one, never a part."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
     try:
         _write_synced(temporary, data)

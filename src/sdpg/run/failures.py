@@ -1,4 +1,4 @@
-"""Worlds that failed: what led to it is remembered, and written to a file that `sdpg replay` plays back.
+"""Remembers what led to a failed world, and writes it to a file that `sdpg replay` plays back.
 
 A dump must begin at a state that is known to the last bit, and the states of all N x K worlds for 50 steps would take
 hundreds of megabytes. But physics is deterministic, and every auxiliary was its nominal when it was last branched or
@@ -64,8 +64,9 @@ class Dump:
 
 
 class FailureRecorder:
-    """Watches an environment; `write` puts what was caught in an iteration into the run's folder: of several ranks,
-    what one process would have caught."""
+    """Listens to an environment's steps; `write` puts an iteration's first failure into the run's folder.
+
+    Several ranks write what one process with all rows would have written."""
 
     def __init__(
         self,
@@ -90,8 +91,9 @@ class FailureRecorder:
         env.on_step = self._on_step
 
     def write(self, iteration: int, stops: bool = False) -> list[str]:
-        """Write what was caught in this iteration, on whatever rank; what was wrong, [] if nothing was. To be called by
-        every rank. A full disk costs a warning."""
+        """Write what was caught in this iteration, on whatever rank. Returns what was wrong, [] if nothing was.
+
+        Every rank must call it. A full disk costs a warning."""
         mine = (self._when, self._group.rank, self._what, self._caught)
         self._what, self._caught = [], None
         caught = [theirs for theirs in self._group.all_gather(mine) if theirs[2]]
@@ -179,7 +181,7 @@ def blame(env: BranchedEnv, action: Tensor, terms: Terms, row: int, branch: int)
 
 
 def _beyond(env: BranchedEnv, numbers: Mapping[str, Tensor], row: int, branch: int) -> list[str]:
-    """A clause for each of `numbers`, name -> (N, K, ...), that is not finite or too large."""
+    """A clause for each of `numbers`, name -> (N, K, ...), that is not finite or is too large."""
     clauses = []
     for name, values in numbers.items():
         mine = values[row, branch].flatten().double()

@@ -1,4 +1,4 @@
-"""The folder of a run: config.json (what was run, by which versions), status.json (how it stands), finding one again.
+"""The folder of a run: config.json says what was run and by which versions, status.json how it stands.
 
 config.json      options and one entry per session: when, command, versions, git state, hash of the scene
 status.json      running, finished, interrupted or failed; written at the start, at checkpoints and at the end
@@ -79,12 +79,12 @@ class RunFolder:
         return json.dumps({"cfg": dataclasses.asdict(cfg), "sessions": self._sessions}, indent=1).encode() + b"\n"
 
     def record(self, cfg: TrainCfg) -> None:
-        """Put what became known of the run's options into config.json."""
+        """Write options that became known during the run to config.json."""
         self._config = self._encoded(cfg)
         checkpoint.write_atomic(self.path / CONFIG, self._config)
 
     def write_config(self) -> None:
-        """Write config.json; again, too, if someone removed the folder while the run went on."""
+        """Write config.json, and make the folder anew if someone removed it while the run went on."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         checkpoint.write_atomic(self.path / CONFIG, self._config)
 
@@ -93,7 +93,7 @@ class RunFolder:
         return (self.path / CONFIG).is_file()
 
     def status(self, state: State, facts: Mapping[str, Any], message: str = "") -> None:
-        """For those who look from outside (`sdpg runs`); that it can't be written is no reason to stop."""
+        """Write status.json, for those who look from outside (`sdpg runs`). A run does not stop if it can't."""
         status = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "started": self.started}
         with suppress(OSError):
             text = json.dumps({**status, "updated": _now(), **facts, "message": message}, indent=1)
@@ -128,7 +128,7 @@ def require_empty(folder: Path) -> None:
 
 
 def home(cfg: TrainCfg) -> Path:
-    """Where the runs of a task go that are given no folder."""
+    """Where runs go that are given no folder."""
     return Path("runs") / cfg.task.replace(":", ".").replace("/", ".") / cfg.algorithm
 
 
@@ -157,9 +157,3 @@ def cant_write(folder: Path, error: OSError) -> SdpgError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space, or give another --run" if full else "give --run a folder that can be written"
     return SdpgError(f"can't write the run folder '{folder}': {error.strerror or error}; {fix}")
-
-
-# --- options of a run that was saved ----------------------------------------------------------------------------------
-
-
-# --- provenance -------------------------------------------------------------------------------------------------------

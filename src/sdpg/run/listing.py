@@ -1,4 +1,4 @@
-"""Run folders: which there are, and whether each is running, finished, interrupted or failed."""
+"""Lists run folders, and tells whether each run is running, finished, interrupted or failed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _status(folder: Path) -> dict[str, Any] | None:
 
 
 def _deduced(folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run of a version that wrote no status.json would have said."""
+    """The status of a run of an earlier version, which wrote no status.json."""
     cfg, last = config["cfg"], rows[-1] if rows else {}
     iteration, seconds = int(last.get("iteration", 0)), float(last.get("seconds", 0.0))
     updated = (folder / (log.METRICS if rows else CONFIG)).stat().st_mtime

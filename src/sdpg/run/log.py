@@ -1,5 +1,5 @@
-"""Where the numbers of a run go: metrics.jsonl, one line per iteration, TensorBoard events of the same, and whatever
-other sinks the run was given (track.py has some)."""
+"""Where the numbers of a run go: metrics.jsonl, one line per iteration; the same as TensorBoard events; and whatever
+other sinks the run was given (trackers.py has some)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RunLog:
 
 
 class JsonLines:
-    """Rows that can't be written wait for the next call; the file never holds a part of one."""
+    """metrics.jsonl. Rows that can't be written wait for the next call; the file never holds a part of one."""
 
     def __init__(self, path: Path):
         self._path, self._waiting = path, list[bytes]()
@@ -108,8 +108,8 @@ class JsonLines:
 
 
 class Events:
-    """TensorBoard's file. Its own writer works in a thread that prints a traceback when a disk is full, so records are
-    written here, as they come."""
+    """TensorBoard's file. Records are written here, as they come: TensorBoard's own writer works in a thread, which
+    prints a traceback when a disk is full."""
 
     def __init__(self, folder: Path, resume_at: int | None = None):
         name = f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
@@ -152,8 +152,9 @@ def _finite(value: Any) -> Any:
 
 
 def truncate(path: Path, iteration: int) -> int:
-    """Drop the rows beyond `iteration`, and a last line that was torn; how many rows are missing because their lines
-    are none. Those lines stay where they are: readers leave them out."""
+    """Drop the rows beyond `iteration`, and a last line that was torn. Returns how many rows are missing.
+
+    A row is missing if its line can't be read. Such lines stay where they are: readers leave them out."""
     keep = last = spoiled = 0
     with open(path, "rb+") as file:
         for line in file:
@@ -170,13 +171,13 @@ def truncate(path: Path, iteration: int) -> int:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run, oldest first; lines that are none, such as a torn one, are left out."""
+    """The rows of a run, oldest first; lines that can't be read, such as a torn one, are left out."""
     rows = map(_row, (run / METRICS).read_bytes().splitlines())
     return [row for row in rows if row is not None]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl; None if it is none."""
+    """The row of a line of metrics.jsonl; None if the line can't be read."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

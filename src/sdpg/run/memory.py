@@ -1,6 +1,6 @@
-"""What a run will take of the machine's memory, or of its GPU's if it runs there, told before anything is allocated.
+"""How much memory a run will take, of the machine or of its GPU; known before anything is allocated.
 
-An estimate by counting tensors, held against what `sdpg bench memory` measures (docs/runs.md). Everything but the
+The estimate counts tensors, and is compared with what `sdpg bench memory` measures (docs/runs.md). Everything but the
 networks grows with N, so a run that does not fit is refused with the largest N that does.
 """
 
@@ -79,7 +79,7 @@ class Plan:
 
 
 def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Plan:
-    """Without `learning`: of an evaluation, whose worlds are stepped and seen, and nothing of them is kept."""
+    """The plan of a run; without `learning`, that of an evaluation, which keeps nothing of the worlds it steps."""
     task = make_task(cfg.task, cfg.task_cfg)
     num_nominal = cfg.num_nominal // group.size
     engine = choose_engine(cfg.sim, cfg.device)
@@ -108,12 +108,12 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
 
 
 def _state_bytes(model: mujoco.MjModel, wide: int) -> int:
-    """Of a world's state in numbers of `wide` bytes, with the copies that branching and resuming make."""
+    """Bytes of a world's state in numbers of `wide` bytes, with the copies that branching and resuming make."""
     return wide * 3 * mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION.value)
 
 
 def _limit(memory_gb: float | None, processes: int, device: str) -> float | None:
-    """Of one of the run's processes on this machine."""
+    """The bytes that one of the run's processes on this machine may take."""
     if memory_gb is not None:
         return memory_gb * GB / processes
     if device == "cuda":

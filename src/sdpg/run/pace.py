@@ -1,4 +1,4 @@
-"""How many iterations a run of some minutes will come to."""
+"""Predicts how many iterations a run that is limited by minutes will make."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ FEW, SHARE = 2, 0.1  # so few, if they took this share of the time
 
 
 class Pace:
-    """Asked before every iteration until it has an answer."""
+    """Times the first iterations; it is asked before every one until it has an answer."""
 
     def __init__(self, minutes: float, most: int):
         self.budget, self.most = 60.0 * minutes, most
         self.marks: list[float] = []
 
     def iterations(self, iteration: int, seconds: float) -> int | None:
-        """The run has made `iteration` iterations in `seconds`, with those of earlier sessions; how many it will have
-        made when its time is up, `most` at most. None as long as that can't be told."""
+        """How many iterations the run will have made when its time is up, at most `most`; None while that is unknown.
+
+        So far it has made `iteration` iterations in `seconds`, earlier sessions included."""
         self.marks.append(seconds)
         timed = [end - start for start, end in pairwise(self.marks[1:])]  # the first one of a session fills caches
         if len(timed) < (ENOUGH if sum(timed) < SHARE * self.budget else FEW):

@@ -1,4 +1,4 @@
-"""A checkpoint as a policy: for evaluation, films, the browser, export and teachers. Nothing else knows how."""
+"""The one place that turns a checkpoint into a policy: for evaluation, films, the browser, export and teachers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sdpg.run.resume import cfg_from_dict
 
 
 def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE) -> Algorithm:
-    """What `cfg` trains with, as it is before the first iteration."""
+    """The algorithm of `cfg`, as it is before the first iteration."""
 
     def teacher(run: str) -> Policy:
         return load_policy(checkpoint.load(checkpoint.find(Path(run))), env, cfg.task)
@@ -25,15 +25,14 @@ def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE) -> Al
 
 
 def load_policy(saved: Checkpoint, env: BranchedEnv, task: str | None = None) -> Policy:
-    """The policy of a checkpoint, for an environment of its task, which must be given if it is not registered."""
+    """The policy of a checkpoint, for an environment of its task. A `task` that is not registered must be given."""
     algo = build_algorithm(cfg_from_dict(saved.cfg, task), env)
     restore(saved, algo, None)
     return algo.policy()
 
 
 def restore(saved: Checkpoint, algo: Algorithm, env: BranchedEnv | None, group: Group = ALONE) -> None:
-    """Put a checkpoint's state into freshly built objects, of its rows those of this rank; without `env`, the algorithm
-    alone."""
+    """Put a checkpoint's state into freshly built objects: the algorithm, and this rank's rows into `env` if given."""
     try:
         algo.load_state_dict(saved.state["algo"])
         if env is not None:

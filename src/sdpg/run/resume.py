@@ -1,4 +1,4 @@
-"""What a run goes on from: the options that it was saved with, read from files that may be a stranger's."""
+"""Which run to resume, and the options it was saved with. They are read from files that may be a stranger's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from sdpg.tasks.base import named_in_file, task_class
 
 
 def resume_target(cfg: TrainCfg, run: str | None) -> str | None:
-    """What `--resume auto` means: `run`, or the newest run of this task, algorithm and kind of observations, if it has
-    a checkpoint to go on from; else None. If `run` was killed before its first checkpoint, it is set aside under
-    another name, and begins anew."""
+    """The run that `--resume auto` goes on with; None if there is none with a checkpoint.
+
+    It is `run` or, if that is None, the newest run of this task, algorithm and kind of observations. A `run` that was
+    killed before its first checkpoint is set aside under another name, and begins anew."""
     if run is not None:
         if any((Path(run) / "checkpoints").glob("[0-9]*")):
             return run
@@ -46,7 +47,7 @@ RESUMABLE = frozenset(
 
 
 def saved_options(run: Path) -> dict[str, Any]:
-    """Of a run: from config.json, or, if that can't be read, from its newest sound checkpoint."""
+    """The options of a run, from config.json or, if that can't be read, from its newest sound checkpoint."""
     try:
         return read_config(run)["cfg"]
     except SdpgError as refusal:
@@ -60,8 +61,8 @@ _RENAMED = {"picture_origin": "image_origin", "picture_motion": "image_motion"} 
 
 
 def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCfg:
-    """The inverse of dataclasses.asdict after a trip through JSON and a file that may be a stranger's: every value is
-    of the type that it must have, and a task that is not registered by name is the `task` that the user gave, too."""
+    """The inverse of dataclasses.asdict, after a trip through JSON. The file may be a stranger's: every value must have
+    its option's type, and a task that is not registered must be the `task` that the user gave."""
     algo, algorithm = values.get("algo"), values.get("algorithm", "sdpg")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS.targets():
         known = ", ".join(sorted(ALGORITHMS.targets()))
@@ -76,7 +77,7 @@ def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCf
 
 
 def _build(cls: Any, values: Mapping[str, Any], prefix: str, kinds: Mapping[str, Any] = {}) -> Any:
-    """`kinds`: of fields that are annotated with a base class."""
+    """`kinds`: the classes of fields that are annotated with a base class."""
     hints = typing.get_type_hints(cls) | dict(kinds)
     unknown = set(values) - {field.name for field in dataclasses.fields(cls)}
     if unknown:
@@ -137,7 +138,7 @@ def options(cfg: TrainCfg) -> dict[str, Any]:
 
 
 def engine_of(saved: TrainCfg) -> Literal["cpu", "warp"]:
-    """The engine of a run; those that do not name theirs are from before there was another than cpu."""
+    """The engine of a run. Runs that name none are older than the second engine: cpu."""
     return "cpu" if saved.sim == "auto" else saved.sim
 
 

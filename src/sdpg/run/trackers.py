@@ -47,7 +47,7 @@ def open_trackers(cfg: TrainCfg, folder: Path, warn: Warn) -> list[log.Sink]:
 
 
 class Tracker:
-    """One run of a tracker. Rows up to iteration `sent` are there from an earlier session: an exact resume makes them
+    """One run of a tracker. It has the rows up to iteration `sent` from an earlier session; an exact resume makes them
     again, number for number."""
 
     def __init__(self, name: str, run: Any, sent: int, warn: Warn):
