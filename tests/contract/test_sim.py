@@ -323,11 +323,11 @@ def test_the_engine_says_what_is_wrong(sim: Simulator) -> None:
 
 def test_the_state_of_some_worlds_is_their_part_of_the_state_of_all(sim: Simulator) -> None:
     run_steps(sim, 5)
-    some, everyone = sim.state_dict(torch.tensor([4, 1])), sim.state_dict()
-    assert some.keys() == everyone.keys() and "state" in some
-    assert all(torch.equal(values, everyone[name][[4, 1]]) for name, values in some.items())
+    some, of_all = sim.state_dict(torch.tensor([4, 1])), sim.state_dict()
+    assert some.keys() == of_all.keys() and "state" in some
+    assert all(torch.equal(values, of_all[name][[4, 1]]) for name, values in some.items())
     run_steps(sim, 1)
-    assert not torch.equal(everyone["state"], sim.state_dict()["state"])  # what was given out stays
+    assert not torch.equal(of_all["state"], sim.state_dict()["state"])  # what was given out stays
 
 
 @pytest.mark.parametrize("cure", ["write", "copy"])

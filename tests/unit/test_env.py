@@ -286,11 +286,11 @@ def test_a_state_has_the_nominal_worlds_only_and_one_of_all_worlds_is_read_too()
     _advance(env, 30)
     state = env.state_dict()
     named = {f"memory.{name}": values for name, values in env.memory.items()}
-    everyone = {f"sim.{name}": values for name, values in env.sim.state_dict().items()}
-    assert all(len(state[name]) == 3 for name in everyone) and all(len(values) == 15 for values in everyone.values())
+    of_all = {f"sim.{name}": values for name, values in env.sim.state_dict().items()}
+    assert all(len(state[name]) == 3 for name in of_all) and all(len(values) == 15 for values in of_all.values())
     assert all(state[name].shape == values[:, 0].shape for name, values in named.items())
     new.load_state_dict(state)
-    old.load_state_dict(state | named | everyone)
+    old.load_state_dict(state | named | of_all)
     env.branch()
     for t in range(60):
         steps = [each.step(_action(env, t)) for each in (env, new, old)]

@@ -108,15 +108,15 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
                 for branch in (0, 2, 4):
                     dump = watched._dump(row, branch)
                     assert dump is not None
-                    steps, apart = len(dump.action), dump.about["apart"]
-                    assert steps == min(STEPS, int(env.clock[row])) and apart == int(
+                    steps, since_branch = len(dump.action), dump.about["apart"]
+                    assert steps == min(STEPS, int(env.clock[row])) and since_branch == int(
                         env.steps_since_branch[row, branch]
                     )
                     played = _replay(dump)
                     assert (played.departed, played.failed, len(played.reward)) == (None, None, steps), (t, row, branch)
                     torch.testing.assert_close(played.reward[-1], step.reward[row, branch].item())
-                    seen |= {"shared, then apart"} if steps > apart > 0 else set()
-                    seen |= {"copied within the segment"} if branch and 0 < apart < t % 7 + 1 <= steps else set()
+                    seen |= {"shared, then apart"} if steps > since_branch > 0 else set()
+                    seen |= {"copied within the segment"} if branch and 0 < since_branch < t % 7 + 1 <= steps else set()
         step.terminated[2, 0] |= t == 20  # a row begins anew, an auxiliary becomes its nominal
         step.terminated[1, 2] |= t == 31
         env.restart(step)

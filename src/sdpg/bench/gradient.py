@@ -204,7 +204,7 @@ class Bench:
         self.again(cfg)
         self.algo.update(first)
         with torch.no_grad():
-            sources = {name: view.flatten(0, 1) for name, view in first.sources.items()}
+            sources = {name: source.flatten(0, 1) for name, source in first.sources.items()}
             mean, log_std = self.algo._bounded(*self.algo.actor(sources))
         new = mean.view_as(first.mean), log_std.view_as(first.mean)
         change, kl = new[0] - first.mean, divergence(first.mean, first.log_std, *new)  # of the old from the new one

@@ -122,10 +122,10 @@ def _check_size(source: str, camera: Camera) -> None:
 
 def _check_start(task: Task, _: EnvFactory) -> None:
     model = task.scene().compile()
-    everyone = task.start(RowRng(0, torch.arange(ROWS), stream=1), ROWS, None)
-    if not isinstance(everyone, Start):
-        _fail(f"start() returned {type(everyone).__name__}; return a Start.")
-    values = _start_values(everyone)
+    all_rows = task.start(RowRng(0, torch.arange(ROWS), stream=1), ROWS, None)
+    if not isinstance(all_rows, Start):
+        _fail(f"start() returned {type(all_rows).__name__}; return a Start.")
+    values = _start_values(all_rows)
     for name, size in (("qpos", model.nq), ("qvel", model.nv)):
         _expect(f"start() gave {name}", values[name], (ROWS, size), torch.float32)
         if not torch.isfinite(values[name]).all():
@@ -136,8 +136,8 @@ def _check_start(task: Task, _: EnvFactory) -> None:
     for name, size in (("mocap_pos", 3), ("mocap_quat", 4)):
         if name in values:
             _expect(f"start() gave {name}", values[name], (ROWS, model.nmocap, size), torch.float32)
-    if set(everyone.params) != set(task.params):
-        _fail(f"start() gave params {sorted(everyone.params)} but the task declares {sorted(task.params)}.")
+    if set(all_rows.params) != set(task.params):
+        _fail(f"start() gave params {sorted(all_rows.params)} but the task declares {sorted(task.params)}.")
     # Rows asked alone must be what they are among others.
     for some in ([2], [2, 3]):
         rng = RowRng(0, torch.arange(ROWS), stream=1)

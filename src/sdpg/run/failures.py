@@ -132,19 +132,19 @@ class FailureRecorder:
 
     def _dump(self, row: int, branch: int) -> Dump | None:
         env = self._env
-        apart = int(env.steps_since_branch[row, branch])
-        steps = min(len(self._history), int(env.clock[row]), max(STEPS, apart))
-        if apart > steps or not self._model:
+        since_branch = int(env.steps_since_branch[row, branch])
+        steps = min(len(self._history), int(env.clock[row]), max(STEPS, since_branch))
+        if since_branch > steps or not self._model:
             return None  # nowhere to begin, or nothing to begin with
         past = list(self._history)[-steps:]
-        shared = steps - apart  # steps in which it was still its nominal
-        column = [0] * shared + [branch] * apart
+        shared = steps - since_branch  # steps in which it was still its nominal
+        column = [0] * shared + [branch] * since_branch
         about = {
             **self._about,
             "seed": env.seed,
             "row": int(env.rows[row]),
             "branch": branch,
-            "apart": apart,
+            "apart": since_branch,
             "max_value": env.max_value,
             "what": self._what,
         }

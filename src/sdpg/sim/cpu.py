@@ -116,9 +116,9 @@ class CpuSim:
         return {"state": torch.from_numpy(self._batch.state[ids])} | fields | params
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        everyone = np.arange(self.num_worlds)
+        all_worlds = np.arange(self.num_worlds)
         params = {name.removeprefix("params."): v.numpy() for name, v in state.items() if name.startswith("params.")}
-        self._set_params(everyone, params)
+        self._set_params(all_worlds, params)
         self._batch.state[:] = state["state"].numpy()
         for name, values in self._fields.items():
             values.copy_(state[f"fields.{name}"])
