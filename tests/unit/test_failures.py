@@ -70,7 +70,7 @@ class Heavy(Block):
         return super().reward(x, memory, action) | {"height": x["xpos"][..., 1, 2].clone()}
 
 
-def _watched(env: BranchedEnv, task: str, folder: Path, horizon: int) -> FailureRecorder:
+def _recorder(env: BranchedEnv, task: str, folder: Path, horizon: int) -> FailureRecorder:
     def warn(message: str) -> None:
         raise AssertionError(message)
 
@@ -97,7 +97,7 @@ def _dump_of(run: Path) -> Dump:
 def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path) -> None:
     """Bit for bit, through branches, copies, restarts and segments; with contacts, memory, parameters and gusts."""
     env = make_env(task(), 3, 4, seed=5, threads=1)
-    watched = _watched(env, f"{task.__module__}:{task.__name__}", tmp_path, horizon=7)
+    recorder = _recorder(env, f"{task.__module__}:{task.__name__}", tmp_path, horizon=7)
     seen: set[str] = set()
     for t in range(80):
         if t % 7 == 0:
@@ -106,7 +106,7 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
         if t in (5, 33, 79):
             for row in range(3):
                 for branch in (0, 2, 4):
-                    dump = watched._dump(row, branch)
+                    dump = recorder._dump(row, branch)
                     assert dump is not None
                     steps, since_branch = len(dump.action), dump.about["apart"]
                     assert steps == min(STEPS, int(env.clock[row])) and since_branch == int(
@@ -125,10 +125,10 @@ def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path)
 
 def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
     env = make_env(Block(), 2, 2, threads=1)
-    watched = _watched(env, "helpers.tasks:Block", tmp_path, horizon=9)
+    recorder = _recorder(env, "helpers.tasks:Block", tmp_path, horizon=9)
     for t in range(9):
         env.step(_action(env, t))
-    dump = watched._dump(1, 2)
+    dump = recorder._dump(1, 2)
     assert dump is not None and _replay(dump).departed is None
     control = dump.control.clone()
     control[4] += 1e-3
@@ -138,15 +138,15 @@ def test_a_past_that_is_not_the_recorded_one_is_noticed(tmp_path: Path) -> None:
 
 def test_a_long_segment_is_remembered_to_its_branching(tmp_path: Path) -> None:
     env = make_env(Endless(), 2, 1, threads=1)
-    watched = _watched(env, "test_failures:Endless", tmp_path, horizon=70)
+    recorder = _recorder(env, "test_failures:Endless", tmp_path, horizon=70)
     for t in range(65):
         env.step(_action(env, t))
-    nominal, auxiliary = watched._dump(0, 0), watched._dump(0, 1)
+    nominal, auxiliary = recorder._dump(0, 0), recorder._dump(0, 1)
     assert nominal is not None and auxiliary is not None
     assert (len(nominal.action), len(auxiliary.action)) == (STEPS, 65)
     assert _replay(nominal).departed is None and _replay(auxiliary).departed is None
     # Where the branching is forgotten there is nothing to begin with.
-    short = _watched(env, "test_failures:Endless", tmp_path, horizon=10)
+    short = _recorder(env, "test_failures:Endless", tmp_path, horizon=10)
     env.step(_action(env, 65))
     assert short._dump(0, 1) is None and short._dump(0, 0) is not None
 
@@ -164,7 +164,7 @@ def test_without_failures_nothing_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", [2, 40])
 def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp_path: Path) -> None:
     env = make_env(Block(), 3, 4, threads=1)
-    watched = _watched(env, "helpers.tasks:Block", tmp_path, horizon=8)
+    recorder = _recorder(env, "helpers.tasks:Block", tmp_path, horizon=8)
     for t in range(when):
         if t % 8 == 0:
             env.branch()
@@ -173,14 +173,14 @@ def test_a_world_that_the_engine_refuses_fails_again(branch: int, when: int, tmp
     action[1, branch] = torch.nan
     step = env.step(action)
     assert step.failed.nonzero().tolist() == [[1, branch]]
-    what = watched.write(7)
+    what = recorder.write(7)
     assert what[0] == "action[0] is nan" and what[1].startswith("the engine says: ") and "CTRL" in what[1].upper()
-    (path,) = watched.dumps
+    (path,) = recorder.dumps
     assert path == tmp_path / "bad" / f"00000007-1-{branch}.safetensors"
     dump = failures.load(path)
     played = _replay(dump)
     assert (played.failed, played.departed, played.what) == (len(dump.action), None, what)
-    assert watched.write(8) == [] and watched.dumps == [path]  # it is told once
+    assert recorder.write(8) == [] and recorder.dumps == [path]  # it is told once
 
 
 @pytest.mark.parametrize(

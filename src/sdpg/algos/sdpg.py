@@ -338,8 +338,10 @@ class Sdpg(NetworkAlgorithm):
 
     @torch.no_grad()
     def _draw_back(self, before: list[Tensor], rollout: Rollout, ids: Tensor, limit: float) -> float:
-        """Keep the policy within `limit` of the one that acted, by the samples `ids` or as many as fit into a pass; how
-        far it had moved. KL grows with the square of a small step."""
+        """Draws the policy back to within `limit` of the one that acted. Returns how far it had moved.
+
+        The distance is measured on the samples `ids`, or as many as fit into a pass. KL grows with the square of a
+        small step."""
         ids = ids[: self.cfg.actor_chunk]
         total = 0.0
         if len(ids):
