@@ -32,7 +32,7 @@ Carry = dict[str, Tensor]
 
 
 class Policy(nn.Module):
-    """Sources to the deterministic action: what is evaluated, filmed, exported and learnt from."""
+    """Sources to the deterministic action: what is evaluated, filmed and learnt from."""
 
     def carry(self, num: int) -> Carry:
         """The memory of `num` worlds at the start of an episode."""

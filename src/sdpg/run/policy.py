@@ -1,4 +1,4 @@
-"""The one place that turns a checkpoint into a policy: for evaluation, films, the browser, export and teachers."""
+"""The one place that turns a checkpoint into a policy: for evaluation, films, the browser and teachers."""
 
 from __future__ import annotations
 
