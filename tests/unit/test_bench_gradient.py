@@ -68,8 +68,8 @@ def test_the_bench_of_a_run(obs: str, tmp_path: Path) -> None:
     json.dumps(result)
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert result["iteration"] == 2
-    kinds = [(row["feedback"], row["baseline"], row["lam"]) for row in result["rows"]]
-    assert len(set(kinds)) == len(kinds) == (8 if obs == "state" else 4)
+    kinds = [(row["baseline"], row["lam"]) for row in result["rows"]]
+    assert kinds == [("nominal", 0.8), ("nominal", 0.95), ("value", 0.8), ("value", 0.95)]
     assert all(row["share"] <= 1.0 and row["kl"] > 0.0 and len(row["share_by_quarter"]) == 4 for row in result["rows"])
     assert ("reference" in result) == (obs == "state")
     if obs == "state":

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.api import Context
-from sdpg.algos.returns import lambda_returns
-from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, ascent_direction, divergence, squash
+from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, squash
 from sdpg.env import BranchedEnv
-from sdpg.errors import SdpgError
 from sdpg.presets import resolve
 from sdpg.sim.toy import ToyTask
 from sdpg.types import Rollout
@@ -36,8 +34,6 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
     for name in (
         "antithetic",
         "baseline",
-        "actor_lam",
-        "feedback",
         "critic_branches",
         "average",
         "regression_steps",
@@ -60,7 +56,7 @@ def test_the_own_value_changes_the_noise_of_the_direction_but_not_its_mean() -> 
     """Over many branches both estimates agree, whatever the critic says; here it is a large random function."""
     estimates = {}
     for baseline in ("nominal", "value"):
-        algo, env = _make(n=2, m=20_000, baseline=baseline, antithetic=True, actor_lam=1.0, initial_std=0.3)
+        algo, env = _make(n=2, m=20_000, baseline=baseline, antithetic=True, initial_std=0.3)
         rollout = algo.collect(env)
         weight = advantage(algo._returns(rollout)[0], None, normalize=False)
         terms = (weight[..., None] * rollout.noise)[:, :, 1:]  # (T, N, M, A)
@@ -70,15 +66,6 @@ def test_the_own_value_changes_the_noise_of_the_direction_but_not_its_mean() -> 
     assert ((mean - other).abs() < 4 * (error + other_error)).all()
     assert (error[1:] != other_error[1:]).all()  # at the first step of a segment all branches are in the same state
     torch.testing.assert_close(mean[0], other[0])
-
-
-def test_the_actors_own_lambda_leaves_the_critics_target() -> None:
-    algo, env = _make(actor_lam=0.3)
-    rollout = algo.collect(env)
-    value = torch.where(rollout.terminated, 0.0, algo._target_value(rollout.next_state))
-    climbed, target = algo._returns(rollout)
-    torch.testing.assert_close(climbed, lambda_returns(rollout.reward, value, rollout.done, 0.99, 0.3))
-    torch.testing.assert_close(target, lambda_returns(rollout.reward, value, rollout.done, 0.99, 0.95))
 
 
 # --- what the critic learns from --------------------------------------------------------------------------------------
@@ -118,37 +105,6 @@ def test_the_weight_of_branches_in_the_critics_gradient() -> None:
     for old, new, other in zip(before, algo.critic.parameters(), twin.parameters(), strict=True):
         assert other.grad is not None
         torch.testing.assert_close(old - algo.cfg.critic_lr * other.grad, new.detach(), atol=1e-6, rtol=1e-4)
-
-
-# --- feedback ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("feedback", [False, True])
-def test_with_feedback_a_branch_acts_on_its_own_state(feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    algo, env = _make(feedback=feedback)
-    actions: list[Tensor] = []
-    step = env.step
-    monkeypatch.setattr(env, "step", lambda action: actions.append(action) or step(action))
-    rollout = algo.collect(env)
-    mean, log_std = algo.actor({"state": rollout.state if feedback else rollout.state[:, :, :1]})
-    expected = squash(mean + log_std.exp() * rollout.noise, 2.0)
-    torch.testing.assert_close(torch.stack(actions), expected.detach())
-    torch.testing.assert_close(rollout.mean, algo.actor({"state": rollout.state[:, :, 0]})[0].detach())
-
-
-def test_feedback_is_refused_where_the_policy_does_not_see_the_state() -> None:
-    _, env = _make()
-    with pytest.raises(SdpgError, match=r"algo\.feedback"):
-        Sdpg(replace(SMALL, feedback=True), Context(env, ("pixels",)))
-
-
-def test_without_noise_the_direction_does_not_depend_on_these_options() -> None:
-    """A branch that repeats its nominal says nothing, whatever it is compared with."""
-    for options in ({"baseline": "value"}, {"feedback": True}, {"actor_lam": 0.5}):
-        algo, env = _make(initial_std=1e-6, log_std_bounds=None, **options)
-        rollout = algo.collect(env)
-        weight = advantage(algo._returns(rollout)[0], None, normalize=False)
-        assert ascent_direction(weight, rollout.noise, rollout.log_std.exp(), "none")[0].abs().max() < 1e-4
 
 
 # --- the averaged policy ----------------------------------------------------------------------------------------------

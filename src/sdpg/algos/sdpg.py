@@ -118,8 +118,6 @@ class Sdpg(NetworkAlgorithm):
         self.cfg, env, seed = cfg, context.env, context.seed
         self.sources, self.seed, self.group, self.device = context.sources, seed, context.group, env.device
         self._seen: dict[str, Tensor] = {}  # source -> (T, N, ...): what the policy saw in the last segment
-        if cfg.feedback and self.sources != ("state",):
-            raise SdpgError("algo.feedback needs a policy that sees the state alone: leave it out, or --obs state")
         # Networks and batches are drawn on the CPU and moved: they are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
@@ -192,8 +190,7 @@ class Sdpg(NetworkAlgorithm):
             for name in self.sources:
                 self._room(name, obs.sources[name])[t] = obs.sources[name]
             mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
-            middle = self._bounded(*self.actor({"state": obs.state}))[0] if cfg.feedback else mean[:, None]
-            action = torch.addcmul(middle, log_std.exp()[:, None], noise[t])  # (N, K, A)
+            action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
@@ -266,9 +263,8 @@ class Sdpg(NetworkAlgorithm):
         target = lambda_returns(reward, next_value, done, cfg.gamma, cfg.lam)
         if not cfg.causal:
             climbed = segment_returns(reward, next_value, done, cfg.gamma)
-        elif not cfg.eligibility_trace or cfg.actor_lam is not None:
-            lam = cfg.actor_lam if cfg.eligibility_trace and cfg.actor_lam is not None else 1.0
-            climbed = lambda_returns(reward, next_value, done, cfg.gamma, lam)
+        elif not cfg.eligibility_trace:
+            climbed = lambda_returns(reward, next_value, done, cfg.gamma, lam=1.0)
         else:
             climbed = target
         if cfg.baseline == "value":
@@ -320,7 +316,7 @@ class Sdpg(NetworkAlgorithm):
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
-        moved = {} if cfg.kl_limit is None else {"Policy/kl": self._draw_back(before, rollout, mine, cfg.kl_limit)}
+        moved = {"Policy/kl": self._draw_back(before, rollout, drawn[: cfg.actor_chunk])} if before else {}
         means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
         std, size, ascent = (mean / self.group.size for mean in means.tolist())
         loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0
@@ -337,23 +333,19 @@ class Sdpg(NetworkAlgorithm):
         }
 
     @torch.no_grad()
-    def _draw_back(self, before: list[Tensor], rollout: Rollout, ids: Tensor, limit: float) -> float:
-        """Draws the policy back to within `limit` of the one that acted. Returns how far it had moved.
-
-        The distance is measured on the samples `ids`, or as many as fit into a pass. KL grows with the square of a
-        small step."""
-        ids = ids[: self.cfg.actor_chunk]
-        total = 0.0
+    def _draw_back(self, before: list[Tensor], rollout: Rollout, drawn: Tensor) -> float:
+        """Keep the policy within `kl_limit` of the one that acted, whose weights were `before`. The samples at the
+        places `drawn` judge. Returns how far it had moved; KL grows with the square of a small step."""
+        assert self.cfg.kl_limit is not None
+        ids, kl = drawn[drawn >= 0].to(self.device), 0.0
         if len(ids):
             seen = {name: source.flatten(0, 1)[ids] for name, source in rollout.sources.items()}
             old = (x.flatten(0, 1)[ids] for x in (rollout.mean, rollout.log_std))
-            total = divergence(*self._bounded(*self.actor(seen)), *old).sum().item()
-        sums = self.group.sums({"kl": total, "count": len(ids)})
-        kl = sums["kl"] / max(1, sums["count"])
-        if not kl <= limit:
-            share = 1.0 - math.sqrt(limit / kl) if math.isfinite(kl) else 1.0
+            kl = divergence(*self._bounded(*self.actor(seen)), *old).sum().item() / len(drawn)
+        kl = self.group.sums({"kl": kl})["kl"]
+        if kl > self.cfg.kl_limit:
             for old_weight, weight in zip(before, self.actor.parameters(), strict=True):
-                weight.lerp_(old_weight, share)
+                weight.copy_(torch.lerp(old_weight, weight, math.sqrt(self.cfg.kl_limit / kl)))
         return kl
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:

@@ -37,14 +37,8 @@ class SdpgCfg(AlgoCfg):
     antithetic: bool = False
     """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
     baseline: Literal["nominal", "value"] = "nominal"
-    """What a branch is compared with: its nominal's return, or also the critic's value of its own state,
-    [J_t^j - V(s_t^j)] - [J_t^0 - V(s_t^0)]: what earlier noise has done to the state no longer counts. Beyond the
-    paper."""
-    actor_lam: float | None = None
-    """TD(lambda) coefficient of the actor's return, if it is not the critic's. Beyond the paper."""
-    feedback: bool = False
-    """Branches act by the policy on their own state, a_t^j = mu(s_t^j) + delta eps_t^j; off, as in the paper: by the
-    policy on the nominal's. For policies that see the state alone. Beyond the paper."""
+    """What a branch is compared with: its nominal's return, or, beyond the paper, also the value of its own state,
+    [J_t^j - V(s_t^j)] - [J_t^0 - V(s_t^0)]: what earlier noise did to the state no longer counts."""
 
     exploration: Exploration = "shared"
     """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
@@ -112,9 +106,8 @@ class SdpgCfg(AlgoCfg):
     critic_batch: int = 4096
     """Samples of a critic step [B]."""
     critic_branches: float = 1.0
-    """Weight w of a branch's sample in the critic's loss, sum_n e_n^2 + w sum_nj e_nj^2, relative to a nominal's; 0:
-    the critic learns from nominals alone. Branches repeat their nominal's actions wherever they are: their returns are
-    not the policy's. Beyond the paper."""
+    """Weight w of a branch in the critic's loss, sum_n e_n^2 + w sum_nj e_nj^2; 0: nominals alone. A branch repeats its
+    nominal's actions wherever it is: its return is not quite the policy's. Beyond the paper."""
     target_decay: float = 0.01
     """Share of the old target critic that is kept [rho]."""
     average: float = 0.0
@@ -137,7 +130,7 @@ class SdpgCfg(AlgoCfg):
             "at least 0": "warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
             "kl_limit",
-            "between 0 and 1": "lam actor_lam",
+            "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
             "in [0, 1)": "target_decay average",
         }

@@ -56,7 +56,7 @@ class Options:
     draws: int = 8
     """Times that the noise is drawn anew."""
     lams: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0)
-    """The actor's lambda."""
+    """Lambda of the returns that directions are made of."""
     times: tuple[int, ...] = (0, 8, 16, 24)
     """Steps of the segment at which the reference perturbs an action."""
     repeats: int = 4
@@ -254,16 +254,14 @@ def run(options: Options) -> dict[str, Any]:
     if bench.sees_state:
         reference = _reference(bench, base, options, result)
     rows = []
-    for feedback in (False, True) if bench.sees_state else (False,):
-        cfg = replace(base, feedback=feedback)
-        rollouts = bench.rollouts(cfg, options.draws)
-        for baseline, lam in itertools.product(BASELINES, options.lams):
-            mine = replace(cfg, baseline=baseline, actor_lam=lam)
-            directions = torch.stack([bench.direction(rollout, mine) for rollout in rollouts])  # (D, T, N, A)
-            rows.append({"feedback": feedback, "baseline": baseline, "lam": lam})
-            rows[-1] |= _row(bench, rollouts, directions, mine, reference, options)
-        if bench.sees_state and not feedback:
-            result["critic"] |= bench.branch_values(cfg, options.steps)
+    rollouts = bench.rollouts(base, options.draws)
+    for baseline, lam in itertools.product(BASELINES, options.lams):
+        cfg = replace(base, baseline=baseline, lam=lam)
+        directions = torch.stack([bench.direction(rollout, cfg) for rollout in rollouts])  # (D, T, N, A)
+        row = _row(bench, rollouts, directions, cfg, reference, options)
+        rows.append({"baseline": baseline, "lam": lam} | row)
+    if bench.sees_state:
+        result["critic"] |= bench.branch_values(base, options.steps)
     result["rows"] = rows
     if options.figure is not None:
         _draw(result, options.figure)
@@ -303,13 +301,11 @@ def _draw(result: dict[str, Any], path: Path) -> None:
 
     keys = ["share", "cosine"] if "cosine" in result["rows"][0] else ["share"]
     figure, grid = plt.subplots(1, 1 + len(keys), figsize=(4 * (1 + len(keys)), 3.6), layout="constrained")
-    groups = itertools.groupby(result["rows"], lambda row: (row["feedback"], row["baseline"]))
-    for i, ((feedback, baseline), members) in enumerate(groups):
-        rows = list(members)
-        label = f"{'own value' if baseline == 'value' else 'nominal'}, {'feedback' if feedback else 'open loop'}"
+    for i, (baseline, members) in enumerate(itertools.groupby(result["rows"], lambda row: row["baseline"])):
+        rows, label = list(members), "own value" if baseline == "value" else "nominal's return"
         for axes, key in zip(grid[1:], keys, strict=True):
             axes.plot([row["lam"] for row in rows], [row[key] for row in rows], "o-", color=f"C{i}", label=label)
-            axes.set(xlabel="actor's lambda", title=key)
+            axes.set(xlabel="lambda", title=key)
         middle = min(rows, key=lambda row: abs(row["lam"] - 0.95))
         grid[0].plot(range(1, QUARTERS + 1), middle["share_by_quarter"], "o-", color=f"C{i}", label=label)
     grid[0].set(xlabel="quarter of the segment", title="share, lambda nearest to 0.95", xticks=range(1, QUARTERS + 1))
