@@ -57,6 +57,12 @@ def forward_projection(quat: Tensor) -> Tensor:
     return 1.0 - 2.0 * (y * y + z * z)
 
 
+def yaw_of(quat: Tensor) -> Tensor:
+    """Where the body's x axis points, seen from above: 0 is world +x, counter-clockwise. (..., 4) -> (...)"""
+    w, x, y, z = quat.unbind(-1)
+    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+
 def random_tilt(rng: RowRng, max_angle: float) -> Tensor:
     """(n, 4) rotation by U[-max_angle, max_angle] about a random axis (a point of a cube, normalised)."""
     axis = torch.nn.functional.normalize(rng.uniform(-0.5, 0.5, 3), dim=-1)
