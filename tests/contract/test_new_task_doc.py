@@ -13,7 +13,7 @@ from sdpg.sim.reads import FIELDS
 from sdpg.tasks.base import make_task
 from sdpg.train import train
 
-TASKS = ["Pendulum", "RoughPendulum", "RisingPendulum", "SeeingPendulum", "AimingPendulum", "FilePendulum"]
+TASKS = "Pendulum RoughPendulum VariedPendulum RisingPendulum SeeingPendulum AimingPendulum FilePendulum".split()
 DOC = Path(__file__).parents[2] / "docs" / "new_task.md"
 
 
