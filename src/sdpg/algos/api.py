@@ -81,6 +81,7 @@ class Need:
 
     fixed: Mapping[str, int] = field(default_factory=dict)
     per_nominal: Mapping[str, int] = field(default_factory=dict)
+    fix: str = "give fewer --num-auxiliary"  # for a user with whom not even one nominal fits
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from sdpg.algos.api import AlgoCfg
 from sdpg.plugins import Plugins
 
-ALGORITHMS = Plugins("algorithm", AlgoCfg, "sdpg.algorithms", {"sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg"})
+ALGORITHMS = Plugins(
+    "algorithm",
+    AlgoCfg,
+    "sdpg.algorithms",
+    {"sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg", "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg"},
+)
 
 
 def algorithm(name: str) -> type[AlgoCfg]:

@@ -94,6 +94,22 @@ def require_large_enough(height: int, width: int, kind: Convolutions | None) -> 
         )
 
 
+def convolutions(
+    shape: Sequence[int], kind: Convolutions, generator: torch.Generator | None, motion: bool = False
+) -> tuple[nn.Sequential, int]:
+    """Layers for `scaled` images of this shape (C, H, W), and how many numbers they put out for each."""
+    channels, height, width = shape
+    require_large_enough(height, width, kind)
+    if kind in HALVED:
+        height, width = height // 2, width // 2
+    layers: list[nn.Module] = []
+    for outputs, kernel, stride in LAYERS[kind]:
+        make = _Motion if motion and not layers else nn.Conv2d
+        layers += [_conv(channels, outputs, kernel, stride, generator, make), nn.ReLU()]
+        channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return nn.Sequential(*layers), channels * height * width
+
+
 class Pixels(nn.Module):
     """uint8 images (B, C, H, W) less `origin` -> convolutions -> Linear, LayerNorm, tanh: (B, features)."""
 
@@ -108,20 +124,12 @@ class Pixels(nn.Module):
         motion: bool = False,
     ):
         super().__init__()
-        channels, height, width = shape
         self.halved = kind in HALVED
-        require_large_enough(height, width, kind)
-        if self.halved:
-            height, width = height // 2, width // 2
-        grey = torch.full((1, channels, height, width), 0.5)
+        self.convolutions, flat = convolutions(shape, kind, generator, motion)
+        half = 2 if self.halved else 1
+        grey = torch.full((1, shape[0], shape[1] // half, shape[2] // half), 0.5)
         self.register_buffer("origin", grey.to(memory_format=torch.channels_last))
-        layers: list[nn.Module] = []
-        for outputs, kernel, stride in LAYERS[kind]:
-            make = _Motion if motion and not layers else nn.Conv2d
-            layers += [_conv(channels, outputs, kernel, stride, generator, make), nn.ReLU()]
-            channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.convolutions = nn.Sequential(*layers)
-        self.projection = linear(channels * height * width, features, generator, gain=1.0)
+        self.projection = linear(flat, features, generator, gain=1.0)
         self.norm = nn.LayerNorm(features)
 
     def look_from(self, image: Tensor) -> None:

@@ -39,6 +39,7 @@ class Plan:
     num_nominal: int
     limit: float | None  # bytes that the run may have; None: unknown
     ranks: int = 1  # of several, this is the plan of each: its share of the nominals and of its machine
+    fix: str = Need.fix  # if not even one nominal fits
 
     @property
     def parts(self) -> dict[str, int]:
@@ -65,7 +66,7 @@ class Plan:
 
     def require_room(self) -> None:
         largest = self.largest * self.ranks
-        fix = f"give --num-nominal {largest} or less" if largest else "give fewer --num-auxiliary"
+        fix = f"give --num-nominal {largest} or less" if largest else self.fix
         who = "this run" if self.ranks == 1 else f"each of the {self.ranks} ranks"
         self._require_room(who, f"{fix}, or set --memory-gb if you know better")
 
@@ -104,7 +105,7 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     frames = 4 * sum(image.bytes for image in images)  # now, before, and in the renderer
     per_nominal = {"physics": k * physics, "history": history, "frames": frames, **need.per_nominal}
     limit = _limit(cfg.memory_gb, group.local_size, engine.device)
-    return Plan(fixed, per_nominal, num_nominal, limit, group.size)
+    return Plan(fixed, per_nominal, num_nominal, limit, group.size, need.fix)
 
 
 def _state_bytes(model: mujoco.MjModel, wide: int) -> int:
