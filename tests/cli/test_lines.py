@@ -15,6 +15,7 @@ import pytest
 from helpers.runs import tiny
 
 from sdpg import evaluate, machine, ranges, train
+from sdpg.algos.drqv2_cfg import DrqV2Cfg
 from sdpg.algos.sdpg import SdpgCfg
 from sdpg.cli import examining, main, training, watching
 from sdpg.config import TrainCfg
@@ -53,7 +54,7 @@ def refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def _all_options() -> Iterator[type[Any]]:
-    yield from (TrainCfg, SdpgCfg, compare.Options, listing.Options)
+    yield from (TrainCfg, SdpgCfg, DrqV2Cfg, compare.Options, listing.Options)
     for verbs in (training, examining, watching):
         yield from (kind for kind in vars(verbs).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type))
     for bench in examining.BENCHES:
@@ -76,6 +77,8 @@ def test_every_number_has_a_range(kind: type[Any]) -> None:
     if kind is SdpgCfg:  # an algorithm has its own rules
         sentences = SdpgCfg(vector_widths=(1,), kl_limit=1.0).rules()  # what is not given is not judged
         named |= {sentence.split()[0].removeprefix("algo.").replace("-", "_") for sentence in sentences}
+    elif kind is DrqV2Cfg:
+        named |= {sentence.split()[0].removeprefix("algo.").replace("-", "_") for sentence in DrqV2Cfg().rules()}
     assert set(_numbers(kind)) <= named
 
 

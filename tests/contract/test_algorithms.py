@@ -30,6 +30,10 @@ from sdpg.run import checkpoint
 from sdpg.train import train
 
 NAME = "random_search"
+OBS = {"drqv2": "pixels"}  # of algorithms that can't learn from states
+SMALL: dict[str, dict[str, object]] = {
+    "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20}
+}
 
 
 @pytest.fixture
@@ -45,7 +49,8 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 
 def tiny(name: str, **changes: object) -> TrainCfg:
-    cfg = presets.resolve("cartpole", algorithm=name)
+    cfg = presets.resolve("cartpole", obs=OBS.get(name, "state"), algorithm=name)
+    cfg = replace(cfg, algo=replace(cfg.algo, **SMALL.get(name, {})))
     fewest = cfg.algo.auxiliaries[0]
     cfg = replace(cfg, num_nominal=4, num_auxiliary=max(fewest, min(2, cfg.num_auxiliary)), threads=1, iterations=4)
     return replace(cfg, checkpoint_every=2, **changes)  # type: ignore[arg-type]

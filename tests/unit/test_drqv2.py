@@ -148,7 +148,9 @@ class Reference:
     def update(self, sample: dict[str, Tensor], noise: Tensor, next_noise: Tensor) -> list[float]:
         """Losses of actor and critic, and the mean target."""
         self.count += 1
-        encoder, critic = ({k: v.requires_grad_() for k, v in self.weights[part].items()} for part in ("encoder", "critic"))
+        encoder, critic = (
+            {k: v.requires_grad_() for k, v in self.weights[part].items()} for part in ("encoder", "critic")
+        )
         with torch.no_grad():
             ahead = self.encode(sample["next_images"], encoder)
             action = self.act(ahead, self.weights["actor"]) + next_noise.clamp(-self.clip, self.clip)
@@ -172,7 +174,9 @@ class Reference:
         actor_loss = -self.least(fixed, inside, self.weights["critic"])[2].mean()
         self.adam("actor", actor_loss, actor)
         for key, old in self.weights["target_critic"].items():
-            self.weights["target_critic"][key] = (1 - self.rate) * old + self.rate * self.weights["critic"][key].detach()
+            self.weights["target_critic"][key] = (1 - self.rate) * old + self.rate * self.weights["critic"][
+                key
+            ].detach()
         return [actor_loss.item(), loss.item(), target.mean().item()]
 
 

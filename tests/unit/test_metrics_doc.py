@@ -8,6 +8,7 @@ from pathlib import Path
 
 from helpers.runs import tiny
 
+from sdpg.presets import resolve
 from sdpg.run import log
 from sdpg.train import train
 
@@ -21,7 +22,10 @@ def _documented() -> set[str]:
 def test_names(tmp_path: Path) -> None:
     targets = tiny("helpers.targets:Targets", iterations=4)  # a task with measures; its episodes end in four iterations
     train(replace(targets, algo=replace(targets.algo, kl_limit=0.1)), tmp_path / "run")  # type: ignore[call-arg]
-    written = set().union(*log.read(tmp_path / "run"))
+    small = {"steps": 2, "buffer": 200, "batch": 2, "hidden": 8, "seed_steps": 0}
+    pixels = replace(resolve("cartpole", obs="pixels", algorithm="drqv2"), num_nominal=2, iterations=1, threads=1)
+    train(replace(pixels, algo=replace(pixels.algo, **small)), tmp_path / "drqv2")  # type: ignore[arg-type]
+    written = set().union(*log.read(tmp_path / "run"), *log.read(tmp_path / "drqv2"))
     general = {re.sub(r"^Episode_Reward/.*", "Episode_Reward/<term>", name) for name in written}
     general = {re.sub(r"^Episode/.*", "Episode/<measure>", name) for name in general}
     documented = _documented()

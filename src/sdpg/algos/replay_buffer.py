@@ -103,7 +103,7 @@ class ReplayBuffer:
         return Batch(self._stacked(slot, row), self._action[slot, row], reward, discount, self._stacked(last, row))
 
     def _stacked(self, slot: Tensor, row: Tensor) -> dict[str, Tensor]:
-        """Observations (B, stack * C, H, W); where an episode is younger than the stack, its first frame is repeated."""
+        """Observations (B, stack * C, H, W); an episode younger than the stack repeats its first frame."""
         age, stacked = self._age[slot, row], {}
         for name, frames in self._frames.items():
             back = torch.arange(self.stacks[name] - 1, -1, -1, device=slot.device)

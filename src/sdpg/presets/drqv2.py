@@ -1,7 +1,7 @@
 """Presets of DrQ-v2.
 
-`paper`: the official code's values, with those that SDPG's authors chose for its tasks (32 worlds, and how long). `cpu`:
-smaller networks, batches and buffers; beginnings, not the result of a search.
+`paper`: the official code's values, with those that SDPG's authors chose for its tasks (32 worlds, and how long).
+`cpu`: smaller networks, batches and buffers; a beginning, not the result of a search.
 """
 
 from __future__ import annotations
