@@ -239,7 +239,8 @@ def test_what_it_can_not_learn_from_is_refused_in_a_line() -> None:
     with pytest.raises(SdpgError, match=r"drqv2 learns from colour images alone, and 'state' is something else: --obs"):
         DrqV2Cfg().build(Context(state))
     with pytest.raises(SdpgError, match=r"algo\.buffer 13 is too small for 2 worlds: give 14 or more"):
-        _algo(replace(TINY, buffer=13), _env())
+        env = _env()
+        _algo(replace(TINY, buffer=13), env).collect(env)
 
 
 def test_memory_counts_the_buffer_and_says_what_to_lower() -> None:
@@ -248,4 +249,4 @@ def test_memory_counts_the_buffer_and_says_what_to_lower() -> None:
     assert 21.1e9 < need.fixed["replay buffer"] < 21.3e9
     plan = make_plan(replace(resolve("cartpole", obs="pixels", algorithm="drqv2"), memory_gb=1.0))
     with pytest.raises(SdpgError, match=r"give a smaller --algo\.buffer, or set --memory-gb"):
-        plan.refuse_what_does_not_fit()
+        plan.require_room()

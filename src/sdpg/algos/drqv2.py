@@ -12,6 +12,7 @@ import copy
 import math
 import sys
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,14 +78,7 @@ class DrqV2(NetworkAlgorithm):
         for name, view in seen.items():
             if view.dtype != torch.uint8 or view.dim() != 4:
                 raise SdpgError(f"drqv2 learns from colour images alone, and '{name}' is something else: --obs pixels")
-        stacks = {name: env.task.cameras[name].stack for name in self.sources}
-        slots, least = cfg.buffer // env.num_nominal, cfg.n_step + max(stacks.values()) + 1
-        if slots < least:
-            raise SdpgError(
-                f"algo.buffer {cfg.buffer} is too small for {env.num_nominal} worlds: "
-                f"give {least * env.num_nominal} or more"
-            )
-        self.buffer = ReplayBuffer(slots, stacks, seen, env.task.action_size)
+        self._first_seen, self._task = seen, env.task
         self.made = 0  # steps of the run, over all worlds: what noise goes by
         # Drawn on the CPU and moved: networks are the same on every device.
         generator = torch.Generator().manual_seed(seed)
@@ -105,6 +99,16 @@ class DrqV2(NetworkAlgorithm):
             "target_critic": self.target_critic,
         }
         self.optimizers = {"actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+
+    @cached_property
+    def buffer(self) -> ReplayBuffer:
+        """Made when it is first used: one who evaluates needs none."""
+        cfg, num = self.cfg, len(self._first_seen[self.sources[0]])
+        stacks = {name: self._task.cameras[name].stack for name in self.sources}
+        slots, least = cfg.buffer // num, cfg.n_step + max(stacks.values()) + 1
+        if slots < least:
+            raise SdpgError(f"algo.buffer {cfg.buffer} is too small for {num} worlds: give {least * num} or more")
+        return ReplayBuffer(slots, stacks, self._first_seen, self._task.action_size)
 
     def policy(self) -> Policy:
         return DrqV2Policy(self.encoder, self.actor)
