@@ -135,6 +135,15 @@ class Camera:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """How networks take in one source, where a task says so; None: as the algorithm's options say."""
+
+    widths: tuple[int, ...] | None = None  # vectors: of an MLP; none: passed through
+    normalized: bool = True  # vectors: by running mean and variance, and clipped
+    features: int | None = None  # images: how many they are encoded into
+
+
+@dataclass(frozen=True)
 class Obs:
     """What can be seen now. `state` is for the critic; a policy reads what its sources name."""
 

@@ -17,7 +17,7 @@ from sdpg.names import Names
 from sdpg.plugins import Plugins
 from sdpg.rng import RowRng
 from sdpg.tasks.registry import BUILT_IN, GROUP
-from sdpg.types import Camera, Ended, Memory, Physics, Start, Terms
+from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class Task(ABC):
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("track")}  # source -> what it shows
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("pixels",)}
     """What the policy of each observation kind sees: sources of observe() and cameras, several are fused."""
+    encoders: ClassVar[Mapping[str, Encoder]] = {}  # source -> how the policy takes it in
+    state_parts: ClassVar[Mapping[str, int]] = {}  # part -> size, in order: what the state is made of, if of several
+    state_encoders: ClassVar[Mapping[str, Encoder]] = {}  # part, or "state" -> how the critic takes it in
 
     def __init__(self, cfg: TaskCfg | None = None):
         self.cfg = self.Cfg() if cfg is None else cfg
