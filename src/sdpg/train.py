@@ -239,7 +239,8 @@ class _Run:
         cfg, algo = self.cfg, self.algo
         reason = "iterations"
         while algo.iteration < cfg.iterations:
-            over = cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes
+            # However short its time, a run makes one iteration: it then has something to show and to go on from.
+            over = cfg.minutes is not None and self.clock() >= 60.0 * cfg.minutes and algo.iteration > 0
             ends = self.group.sums({"stopped": stop(), "minutes": over})  # how many ranks say so
             if any(ends.values()):
                 reason = next(name for name, ranks in ends.items() if ranks)

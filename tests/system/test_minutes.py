@@ -239,3 +239,7 @@ def test_a_total_that_is_known_from_the_start_gives_the_numbers_it_always_gave()
     for total in (1, 2, 7, 150, 1000):
         for i in range(total + 3):
             assert cosine_lr(i, total, 2e-3, 1e-5, 100) == before(i, total, 2e-3, 1e-5, 100)
+
+
+def test_a_run_makes_one_iteration_however_short_its_time(tmp_path: Path) -> None:
+    assert go(slow(minutes=1e-6), tmp_path)["iteration"] == 1

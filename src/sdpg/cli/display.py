@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:  # a table of runs does not wait for torch
     from sdpg.config import TrainCfg
@@ -126,6 +128,28 @@ def progress(what: str) -> Progress:
     from rich.progress import track
 
     return partial(track, description=what, console=console, transient=True)
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[Callable[[str, bool], None]]:
+    """For what takes hours: (line, passing) on standard error. A passing line is shown on a terminal only, until the
+    next one."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda line, passing: None if passing else console.print(line, markup=False)
+        return
+    status = console.status("")
+
+    def tell(line: str, passing: bool) -> None:
+        if not passing:
+            console.print(line, markup=False)
+        status.update(escape(line))
+        status.start()
+
+    try:
+        yield tell
+    finally:
+        status.stop()
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:

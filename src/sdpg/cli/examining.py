@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import shlex
 import sys
 from typing import Annotated, Any, Literal
@@ -55,11 +56,14 @@ BENCHES = {
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
+    "paper": "every method on the same tasks: the paper's figures and tables on one page",
 }
 
 
 def bench(argv: Argv) -> int:
     import importlib
+
+    from sdpg.cli.display import telling
 
     kind, rest = positional(argv)
     if kind is None and wants_help(rest):
@@ -80,7 +84,9 @@ def bench(argv: Argv) -> int:
         raise SdpgError(f"sdpg bench {kind} takes no task; leave out '{subject}'")
     wrapped = _with_output(options_type)
     options = parse(wrapped, rest, f"sdpg bench {kind}", wrapped(options=options_type()))
-    result = {"command": shlex.join(["sdpg", "bench", *argv])} | module.run(options.options)
+    with telling() as tell:
+        extra = {"tell": tell} if "tell" in inspect.signature(module.run).parameters else {}  # what takes hours
+        result = {"command": shlex.join(["sdpg", "bench", *argv])} | module.run(options.options, **extra)
     if options.write is not None:
         write_json(options.write, result)
     if options.json:

@@ -301,16 +301,16 @@ def _results_table(results: Sequence[dict[str, Any]], grouped: bool) -> str:
     counted = [result | {k: f"{result[k]:,}" for k in ("env_steps", "images") if result[k]} for result in results]
     names = measures(results)
     lines = [[*(r[name] for name in columns), *(r["measures"].get(name) for name in names)] for r in counted]
-    return _html_table([*columns.values(), *names], lines)
+    return html_table([*columns.values(), *names], lines)
 
 
 def _differences_table(names: Sequence[str], differences: Mapping[str, Sequence[Any]]) -> str:
     if not differences:
         return "<p>None.</p>"
-    return _html_table(["option", *names], [[name, *values] for name, values in differences.items()])
+    return html_table(["option", *names], [[name, *values] for name, values in differences.items()])
 
 
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     def line(cells: Sequence[Any], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(_cell(cell))}</{tag}>" for cell in cells) + "</tr>"
 

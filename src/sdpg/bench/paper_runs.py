@@ -1,0 +1,151 @@
+"""The runs of `sdpg bench paper`: which there are, and how each is made, gone on with, or taken as it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdpg.algos.registry import ALGORITHMS
+from sdpg.bench import curve
+from sdpg.errors import SdpgError
+from sdpg.run import listing
+
+# Who is compared with whom, by what the policy sees. Distillation has a teacher, which learns from state.
+RIVALS = {
+    "state": ("sdpg", "ppo", "a2c", "shac", "sapo"),
+    "pixels": ("sdpg", "ppo", "drqv2", "dagger", "dva", "dreamer"),
+}
+STUDENT, TEACHER = "dagger", "sdpg"
+FIRST_SEED = 10  # smaller ones were used to choose presets
+LOOK_EVERY = 1.0  # seconds
+
+Tell = Callable[[str, bool], None]
+"""(line, passing): a line that stays, or one that the next replaces."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One run of the benchmark."""
+
+    task: str
+    obs: str
+    algorithm: str
+    seed: int
+    minutes: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.obs}-{self.algorithm}-{self.seed}".replace(":", ".").replace("/", ".")
+
+    def __str__(self) -> str:
+        return f"{self.task} from {self.obs}, {self.algorithm}, seed {self.seed}"
+
+
+def plan(
+    tasks: Sequence[str], kinds: Sequence[str], algorithms: Sequence[str], seeds: int, minutes: dict[str, float]
+) -> list[Combination]:
+    """Every run, teachers before their students. `minutes` by observation kind; no algorithms: all rivals."""
+    for name in algorithms:
+        ALGORITHMS.load(name)  # an unknown one is told at once
+    found = []
+    for task in tasks:
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            for obs in sorted(kinds, key=lambda kind: kind != "state"):
+                rivals = [name for name in RIVALS.get(obs, RIVALS["pixels"]) if name in ALGORITHMS.targets()]
+                for name in [each for each in rivals if each in algorithms] if algorithms else rivals:
+                    found.append(Combination(task, obs, name, seed, minutes[obs]))
+    if not found:
+        raise SdpgError(f"no run to make: {', '.join(algorithms)} learn from none of {', '.join(kinds)}")
+    return found
+
+
+def share_out(budget: float, tasks: Sequence[str], kinds: Sequence[str], algorithms: Sequence[str], seeds: int,
+              minutes: dict[str, float]) -> dict[str, float]:  # fmt: skip
+    """Minutes of a run by kind, so that all runs together take `budget`; they keep the proportion of `minutes`."""
+    total = sum(run.minutes for run in plan(tasks, kinds, algorithms, seeds, minutes))
+    return {kind: value * budget / total for kind, value in minutes.items()}
+
+
+def make(run: Combination, folder: Path, threads: int, episodes: int, tell: Tell) -> dict[str, Any]:
+    """Train, or go on, or take what is there; evaluate. The result is kept beside the run, and read if it is there."""
+    kept = folder / "results" / f"{run.name}.json"
+    if kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    where = folder / "runs" / run.name
+    taught = _teacher(run, folder, threads, tell)
+    state = listing.look(where).state if (where / listing.CONFIG).exists() else None
+    if state != "finished":
+        _train(_command(run, where, taught, threads, resume=state is not None), run, where, tell)
+    tell(f"{run}: evaluating {episodes} episodes", True)
+    result = curve.run(curve.Options(where, run.algorithm, episodes))
+    result["command"] = shlex.join(["sdpg", *_command(run, Path("RUN"), taught and Path("TEACHER"), threads, False)])
+    result |= {"algorithm": run.algorithm, "peak_mb": _peak(result), "teacher_minutes": _minutes(taught)}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def _teacher(run: Combination, folder: Path, threads: int, tell: Tell) -> Path | None:
+    """The state policy that a student learns from: that of the same task and seed, made if it is not there."""
+    if run.algorithm != STUDENT:
+        return None
+    there = sorted((folder / "runs").glob(f"{run.task}-state-{TEACHER}-{run.seed}"))
+    if not there:
+        teacher = Combination(run.task, "state", TEACHER, run.seed, run.minutes / 6.0)
+        _train(
+            _command(teacher, folder / "runs" / teacher.name, None, threads, False),
+            teacher,
+            folder / "runs" / teacher.name,
+            tell,
+        )
+        return folder / "runs" / teacher.name
+    return there[0]
+
+
+def _command(run: Combination, where: Path, teacher: Path | None, threads: int, resume: bool) -> list[str]:
+    if resume:
+        return ["train", "--resume", str(where)]
+    minutes = run.minutes - _minutes(teacher)
+    words = ["train", run.task, "--algorithm", run.algorithm, "--obs", run.obs, "--seed", str(run.seed)]
+    words += ["--minutes", f"{max(minutes, run.minutes / 10.0):.4g}", "--iterations", str(10**6), "--run", str(where)]
+    words += ["--threads", str(threads)] if threads else []
+    return words + (["--algo.teacher", str(teacher)] if teacher else [])
+
+
+def _train(command: list[str], run: Combination, where: Path, tell: Tell) -> None:
+    """In a process of its own: its memory is its own, and a failure of one method does not end the benchmark's."""
+    where.parent.mkdir(parents=True, exist_ok=True)
+    log = where.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen([sys.executable, "-m", "sdpg", *command], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                time.sleep(LOOK_EVERY)
+                now = listing.look(where) if (where / listing.CONFIG).exists() else None
+                if now is not None and now.minutes is not None:
+                    told = "no episode yet" if now.mean_reward is None else f"return {now.mean_reward:.0f}"
+                    tell(f"{run}: {now.minutes:.1f} of {run.minutes:.1f} minutes, {told}", True)
+        finally:
+            if process.poll() is None:
+                process.terminate()  # it saves what it has: the next call goes on from there
+                process.wait()
+    if process.returncode:
+        last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise SdpgError(f"{run} failed: {last.removeprefix('sdpg: ')}")
+
+
+def _minutes(where: Path | None) -> float:
+    """That a run has taken; 0 of none."""
+    return 0.0 if where is None or not where.is_dir() else listing.look(where).minutes or 0.0
+
+
+def _peak(result: dict[str, Any]) -> float | None:
+    """Megabytes of resident memory, the most at any row that was kept."""
+    return max((value for value in result["curve"]["memory_mb"] if value is not None), default=None)
