@@ -8,18 +8,20 @@ from dataclasses import replace
 import mujoco
 import numpy as np
 import torch
+from torch import Tensor
 
-from sdpg.algos.api import ImageShape
+from sdpg.algos.api import ImageShape, Shapes
 from sdpg.declarations import check_inputs, check_numbers, check_params, check_sources
 from sdpg.engines import make_sim
 from sdpg.env import MAX_VALUE, BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.machine import default_threads
+from sdpg.nn.declared import state_layout
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.render.stack import FrameStacks
 from sdpg.tasks.base import Task, make_task
-from sdpg.types import Camera
+from sdpg.types import Camera, Encoder
 
 
 def compile_scene(task: Task) -> mujoco.MjModel:
@@ -93,9 +95,44 @@ def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
     return {name: task.cameras[name] for name in task.inputs[obs] if name in task.cameras}
 
 
-def image_shape(camera: Camera) -> ImageShape:
+def image_shape(camera: Camera, encoder: Encoder | None = None) -> ImageShape:
     """Of a camera as a source, its frames stacked."""
-    return ImageShape(camera.stack * (1 if camera.depth else 3), camera.height, camera.width, camera.depth)
+    channels, features = camera.stack * (1 if camera.depth else 3), encoder.features if encoder else None
+    return ImageShape(channels, camera.height, camera.width, camera.depth, features)
+
+
+def observed_once(task: Task, model: mujoco.MjModel) -> dict[str, Tensor]:
+    """What observe() gives of a first world: source -> (1, 1, ...)."""
+    env = one_world(task, model, 0, 0, MAX_VALUE)
+    return task.observe(env.physics(), env.memory)
+
+
+def shapes_of(
+    task: Task,
+    obs: str,
+    num_nominal: int,
+    branches: int,
+    model: mujoco.MjModel | None = None,
+    cameras: Mapping[str, Camera] | None = None,
+) -> Shapes:
+    """The sizes of a run with observations of the kind `obs`, whose cameras may be others than the task's."""
+    cameras = cameras_of(task, obs) if cameras is None else cameras
+    names, sizes = [name for name in task.inputs[obs] if name not in cameras], {"state": task.state_size}
+    if not sizes.keys() >= set(names):
+        observed = observed_once(task, compile_scene(task) if model is None else model)
+        check_sources(task, obs, observed)
+        sizes = {name: observed[name].shape[-1] for name in names}
+    parts = state_layout(task, task.state_size).values() if task.state_parts or task.state_encoders else ()
+    return Shapes(
+        num_nominal,
+        branches,
+        task.state_size,
+        task.action_size,
+        images=tuple(image_shape(camera, task.encoders.get(name)) for name, camera in cameras.items()),
+        vectors=tuple(sizes[name] for name in names),
+        vector_widths=tuple(task.encoders.get(name, Encoder()).widths for name in names),
+        state_mlps=tuple((size, *(encoder.widths or ())) for size, encoder in parts),
+    )
 
 
 def views_of(cameras: Mapping[str, Camera]) -> list[View]:

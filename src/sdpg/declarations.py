@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.tasks.base import Task
-from sdpg.types import Camera
+from sdpg.types import Camera, Encoder
 
 
 def check_numbers(task: Task) -> None:
@@ -44,6 +44,40 @@ def check_inputs(task: Task, obs: str) -> None:
     for source in sources:
         if source in task.cameras:
             _check_camera(source, task.cameras[source])
+    _check_encoders(task)
+
+
+def _check_encoders(task: Task) -> None:
+    """How sources and parts of the state are taken in."""
+    sources = dict.fromkeys(source for kind in task.inputs.values() for source in kind)
+    for name, encoder in task.encoders.items():
+        what = f"encoders['{name}']"
+        if name not in sources:
+            raise SdpgError(f"{what} is of no source that inputs name; they name {', '.join(sources)}")
+        _check_encoder(what, encoder, image=name in task.cameras)
+    for name, size in task.state_parts.items():
+        if not isinstance(size, int) or size < 1:
+            raise SdpgError(f"state_parts['{name}'] is {size}; it must be a positive whole number")
+    total = sum(task.state_parts.values())
+    if task.state_parts and total != task.state_size:
+        raise SdpgError(f"state_parts add up to {total}, and state_size is {task.state_size}; make them equal")
+    parts = task.state_parts or {"state": task.state_size}
+    for name, encoder in task.state_encoders.items():
+        if name not in parts:
+            raise SdpgError(f"state_encoders['{name}'] is of no part of the state; its parts are {', '.join(parts)}")
+        _check_encoder(f"state_encoders['{name}']", encoder, image=False)
+
+
+def _check_encoder(what: str, encoder: Encoder, image: bool) -> None:
+    if not isinstance(encoder, Encoder):
+        raise SdpgError(f"{what} is {type(encoder).__name__}; give an Encoder")
+    if image and encoder.widths is not None:
+        raise SdpgError(f"{what} has widths, and is of a camera; give features")
+    if not image and encoder.features is not None:
+        raise SdpgError(f"{what} has features, and is of a vector; give widths, whose last one they are")
+    for number in (*(encoder.widths or ()), 1 if encoder.features is None else encoder.features):
+        if not isinstance(number, int) or number < 1:
+            raise SdpgError(f"{what} has a width or features of {number}; they must be positive whole numbers")
 
 
 def _check_camera(source: str, camera: Camera) -> None:

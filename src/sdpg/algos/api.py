@@ -16,7 +16,7 @@ Promises, each with a test that quotes it (tests/contract/test_algorithms.py):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -57,6 +57,7 @@ class ImageShape:
     height: int
     width: int
     depth: bool  # float32 metres in place of uint8 colours
+    features: int | None = None  # that the task wants it encoded into; None: as the options say
 
     @property
     def bytes(self) -> int:
@@ -73,6 +74,18 @@ class Shapes:
     action: int  # A
     images: tuple[ImageShape, ...] = ()  # what the policy sees
     vectors: tuple[int, ...] = ()  # and of these
+    vector_widths: tuple[tuple[int, ...] | None, ...] = ()  # of their MLPs, where the task says so
+    state_mlps: tuple[tuple[int, ...], ...] = ()  # size and widths of each part of the critic's state, if it has parts
+
+    def vector_mlps(self, widths: Sequence[int]) -> list[tuple[int, ...]]:
+        """Size and widths of each vector of the policy; `widths`: of those of which the task says nothing."""
+        own = self.vector_widths or (None,) * len(self.vectors)
+        return [(n, *(widths if mine is None else mine)) for n, mine in zip(self.vectors, own, strict=True)]
+
+    @property
+    def critic_inputs(self) -> int:
+        """Numbers that the critic's own MLP gets."""
+        return sum(mlp[-1] for mlp in self.state_mlps) if self.state_mlps else self.state
 
 
 @dataclass(frozen=True)

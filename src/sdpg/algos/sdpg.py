@@ -24,8 +24,9 @@ from sdpg.algos.returns import lambda_returns, segment_returns, valid_returns
 from sdpg.algos.sdpg_cfg import SdpgCfg
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import make_encoders, use_bfloat16
-from sdpg.nn.modules import Actor, Critic, Normalizer, moments
+from sdpg.nn.declared import EncoderOptions, make_critic, make_normalizers, policy_encoders
+from sdpg.nn.encoders import use_bfloat16
+from sdpg.nn.modules import Actor, moments
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Rollout
 
@@ -122,12 +123,11 @@ class Sdpg(NetworkAlgorithm):
         generator = torch.Generator().manual_seed(seed)
         obs = env.observe()
         seen = {name: obs.sources[name] for name in self.sources}
-        self.normalizers = {name: Normalizer(source.shape[-1]) for name, source in seen.items() if source.dim() == 2}
-        self.normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
-        encoders = make_encoders(
-            seen, env.task.cameras, self.normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
-            cfg.image_motion, cfg.encoder_features, generator,
-        )  # fmt: skip
+        self.normalizers = make_normalizers(env.task, seen, obs.state.shape[-1])
+        options = EncoderOptions(
+            cfg.vector_widths, cfg.encoder_features, cfg.encoder, cfg.image_origin, cfg.image_motion
+        )
+        encoders = policy_encoders(env.task, seen, self.normalizers, options, generator)
         self.actor = Actor(
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator, use_bfloat16(cfg.precision, seen.values()),
@@ -137,7 +137,7 @@ class Sdpg(NetworkAlgorithm):
             # Its weights are its own; what it sees is normalised alike.
             self.averaged = copy.deepcopy(self.actor, {id(each): each for each in self.normalizers.values()})
             self.averaged.requires_grad_(False)
-        self.critic = Critic(obs.state.shape[-1], cfg.critic_widths, generator).to(self.device)
+        self.critic = make_critic(env.task, obs.state.shape[-1], cfg.critic_widths, generator).to(self.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature), device=self.device))
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=cfg.actor_lr, fused=True)

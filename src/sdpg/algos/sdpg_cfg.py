@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sdpg.algos.api import AlgoCfg, Algorithm, Context, ImageShape, Need, Shapes, Work
 from sdpg.nn.encoders import Convolutions, ImageCost, Origin, image_cost
-from sdpg.nn.modules import Exploration
+from sdpg.nn.modules import Exploration, multiply_adds
 from sdpg.ranges import rules
 
 
@@ -145,6 +143,8 @@ class SdpgCfg(AlgoCfg):
             cost, numbers = self._image_cost(image), image.channels * image.height * image.width
             activations += 4 * (numbers + 3 * cost.outputs)  # as floats; outputs, what ReLU keeps, gradients
             parameters += cost.parameters
+        for mlp in (*shapes.vector_mlps(self.vector_widths), *shapes.state_mlps, *shapes.state_mlps):  # and the target
+            parameters += multiply_adds(mlp)
         fixed = {
             # weights, gradients, two moments; as many again in passing when a checkpoint is written
             "networks": 4 * 8 * parameters,
@@ -171,23 +171,20 @@ class SdpgCfg(AlgoCfg):
 
     def _multiply_adds(self, shapes: Shapes) -> tuple[int, int]:
         """Of one sample forwards through the actor and the critic; backwards takes twice as many."""
+        vectors = shapes.vector_mlps(self.vector_widths)
         encoded = [self._image_cost(image).multiply_adds for image in shapes.images]
-        encoded += [_mlp((size, *self.vector_widths)) for size in shapes.vectors]
-        features = len(shapes.images) * self.encoder_features
-        features += sum((size, *self.vector_widths)[-1] for size in shapes.vectors)
-        actor = sum(encoded) + _mlp((features, *self.actor_widths, shapes.action))
-        return actor, _mlp((shapes.state, *self.critic_widths, 1))
+        encoded += map(multiply_adds, vectors)
+        features = sum(image.features or self.encoder_features for image in shapes.images)
+        features += sum(mlp[-1] for mlp in vectors)
+        actor = sum(encoded) + multiply_adds((features, *self.actor_widths, shapes.action))
+        critic = sum(map(multiply_adds, shapes.state_mlps))
+        return actor, critic + multiply_adds((shapes.critic_inputs, *self.critic_widths, 1))
 
     def _image_cost(self, image: ImageShape) -> ImageCost:
         shape = (image.channels, image.height, image.width)
-        return image_cost(shape, image.depth, self.encoder, self.encoder_features)
+        return image_cost(shape, image.depth, self.encoder, image.features or self.encoder_features)
 
     def build(self, context: Context) -> Algorithm:
         from sdpg.algos.sdpg import Sdpg
 
         return Sdpg(self, context)
-
-
-def _mlp(widths: Sequence[int]) -> int:
-    """Multiply-adds of an MLP's layers."""
-    return sum(a * b for a, b in itertools.pairwise(widths))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sdpg.algos.api import Shapes, Work
-from sdpg.build import cameras_of, image_shape
+from sdpg.build import cameras_of, shapes_of
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 from sdpg.tasks.base import Task
@@ -90,10 +90,7 @@ def work(cfg: TrainCfg, task: Task, setup: Setup) -> dict[str, Work]:
     t, ranks = setup.horizon, setup.ranks
     cameras = resized(cameras_of(task, cfg.obs), setup.size)
     rows = setup.num_nominal // ranks
-    # Other vectors than the state are taken to be as long.
-    vectors = (task.state_size,) * sum(name not in cameras for name in task.inputs[cfg.obs])
-    images = tuple(map(image_shape, cameras.values()))
-    shapes = Shapes(rows, 1 + setup.num_auxiliary, task.state_size, task.action_size, images, vectors)
+    shapes = shapes_of(task, cfg.obs, rows, 1 + setup.num_auxiliary, cameras=cameras)
     learning = configured(cfg, setup).algo.work(shapes, ranks)
     worlds, pixels = rows * shapes.branches, sum(c.width * c.height for c in cameras.values())
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdpg.errors import SdpgError
-from sdpg.nn.modules import linear, trunk
-from sdpg.types import Camera
+from sdpg.nn.modules import linear
 
 Convolutions = Literal["drqv2", "nature", "half", "small"]
 Origin = Literal["grey", "first"]
@@ -186,38 +185,6 @@ def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: 
         encoder(torch.zeros(1, *shape, dtype=torch.float32 if depth else torch.uint8))
     outputs, multiply_adds = map(sum, zip(*counts, strict=True))
     return ImageCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds)
-
-
-def make_encoders(
-    examples: Mapping[str, Tensor],
-    cameras: Mapping[str, Camera],
-    normalizers: Mapping[str, nn.Module],
-    widths: Sequence[int],
-    kind: Convolutions,
-    origin: Origin,
-    motion: bool,
-    features: int,
-    generator: torch.Generator,
-) -> dict[str, tuple[nn.Module, int]]:
-    """An encoder and its number of features for each source, by an example of what it shows: (N, ...).
-
-    Vectors are normalised, then passed through or, with `widths`, through an MLP; uint8 images are colours, others
-    are metres.
-    """
-    encoders: dict[str, tuple[nn.Module, int]] = {}
-    for name, example in examples.items():
-        shape = example.shape[1:]
-        if len(shape) == 1:
-            mlp = trunk(shape[0], widths, generator)
-            encoders[name] = nn.Sequential(normalizers[name], mlp), widths[-1] if widths else shape[0]
-        elif example.dtype == torch.uint8:
-            pixels = Pixels(shape, kind, features, generator, motion)
-            if origin == "first":
-                pixels.look_from(example[0])
-            encoders[name] = pixels, features
-        else:
-            encoders[name] = Depth(shape, features, generator, cameras[name].far), features
-    return encoders
 
 
 def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], sources: Iterable[Tensor]) -> bool:

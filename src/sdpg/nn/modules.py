@@ -6,6 +6,7 @@ made there and moved, so that they begin alike on every device.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sdpg.distributed import ALONE, Group
+
+CLIP = 10.0  # standard deviations from the mean at most: a feature that was constant so far can't explode
 
 Exploration = Literal["shared", "state", "fixed"]
 """Log-std of the policy: one learned vector for all states, a function of the observation, or a constant."""
@@ -37,6 +40,11 @@ def trunk(inputs: int, widths: Sequence[int], generator: torch.Generator) -> nn.
     return nn.Sequential(*layers)
 
 
+def multiply_adds(widths: Sequence[int]) -> int:
+    """Of an MLP's layers, for one sample; also the number of their weights."""
+    return sum(a * b for a, b in itertools.pairwise(widths))
+
+
 def moments(x: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor, Tensor]:
     """Number, mean and variance of the samples x (n, D) of all ranks: (D,) float64 each; NaN of no sample at all."""
     if len(x):
@@ -51,22 +59,32 @@ def moments(x: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Normalizer(nn.Module):
-    """Running mean and variance, merged batch by batch (Chan et al.); constant until `update` is called."""
+    """Running mean and variance, merged batch by batch (Chan et al.); constant until `update` is called.
+
+    What comes out is within +-CLIP; before the first sample it is what comes in, as it is. Features that are `plain`
+    pass through at all times.
+    """
 
     mean: Tensor
     var: Tensor
     count: Tensor
+    plain: Tensor | None  # (D,) bool
 
-    def __init__(self, size: int, eps: float = 1e-5):
+    def __init__(self, size: int, eps: float = 1e-5, plain: Tensor | None = None):
         super().__init__()
         self.eps = eps
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+        self.register_buffer("plain", plain, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         scale = (self.var + self.eps).rsqrt()
-        return torch.addcmul((-self.mean * scale).float(), x, scale.float())
+        shift, limit = -self.mean * scale, torch.where(self.count >= 1.0, CLIP, torch.inf)
+        if self.plain is not None:
+            scale, shift = torch.where(self.plain, 1.0, scale), torch.where(self.plain, 0.0, shift)
+            limit = torch.where(self.plain, torch.inf, limit)
+        return torch.addcmul(shift.float(), x, scale.float()).clamp_(-limit, limit)
 
     def update(self, x: Tensor, group: Group = ALONE) -> None:
         """x (..., D): every leading element is one sample; those of all ranks are merged."""
@@ -124,13 +142,27 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Value of the privileged state."""
+    """Value of the privileged state, normalised; parts of the state may first go through MLPs of their own."""
 
-    def __init__(self, state_size: int, widths: Sequence[int], generator: torch.Generator):
+    def __init__(
+        self,
+        state_size: int,
+        widths: Sequence[int],
+        generator: torch.Generator,
+        parts: Mapping[str, tuple[int, Sequence[int]]] | None = None,  # in order: size, widths of its MLP
+    ):
         super().__init__()
+        parts = parts or {}
+        self.sizes = [size for size, _ in parts.values()]
+        if parts:
+            self.parts = nn.ModuleDict({name: trunk(size, own, generator) for name, (size, own) in parts.items()})
+            state_size = sum(own[-1] if own else size for size, own in parts.values())
         self.trunk = trunk(state_size, widths, generator)
         self.value = linear(widths[-1] if widths else state_size, 1, generator)
 
     def forward(self, state: Tensor) -> Tensor:
         """(..., D) -> (...)"""
+        if self.sizes:
+            pieces = zip(self.parts.values(), state.split(self.sizes, dim=-1), strict=True)
+            state = torch.cat([encoder(piece) for encoder, piece in pieces], dim=-1)
         return self.value(self.trunk(state)).squeeze(-1)

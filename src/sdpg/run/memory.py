@@ -13,8 +13,8 @@ from typing import Any
 import mujoco
 import torch
 
-from sdpg.algos.api import Need, Shapes
-from sdpg.build import cameras_of, compile_scene, image_shape, views_of
+from sdpg.algos.api import Need
+from sdpg.build import cameras_of, compile_scene, shapes_of, views_of
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.engines import choose_engine
@@ -95,14 +95,14 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     cameras = cameras_of(task, cfg.obs)
     if cameras:
         runtime += _RUNTIME[choose(model, views_of(cameras), engine.device)[0]]
-    images = tuple(map(image_shape, cameras.values()))
-    need = cfg.algo.memory(Shapes(num_nominal, k, task.state_size, task.action_size, images)) if learning else Need()
+    shapes = shapes_of(task, cfg.obs, num_nominal, k, model)
+    need = cfg.algo.memory(shapes) if learning else Need()
     # A GPU's driver and libraries have taken theirs before it tells what is free.
     fixed = {"program": resident_bytes() + runtime if engine.device == "cpu" else 0, **need.fixed}
     # What the failure recorder remembers: the nominals' states; actions, controls and a fingerprint of every branch.
     remembered = max(STEPS, cfg.algo.history) if learning else 0
     history = remembered * (state + k * (4 * (task.action_size + model.nu) + 8))
-    frames = 4 * sum(image.bytes for image in images)  # now, before, and in the renderer
+    frames = 4 * sum(image.bytes for image in shapes.images)  # now, before, and in the renderer
     per_nominal = {"physics": k * physics, "history": history, "frames": frames, **need.per_nominal}
     limit = _limit(cfg.memory_gb, group.local_size, engine.device)
     return Plan(fixed, per_nominal, num_nominal, limit, group.size, need.fix)
