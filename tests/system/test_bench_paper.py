@@ -1,0 +1,121 @@
+"""`sdpg bench paper` as a user types it: every rival on the cartpole, and the page that comes out."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.runs import subprocess_env
+from PIL import Image
+
+from sdpg.algos.registry import ALGORITHMS
+from sdpg.bench import paper, paper_runs
+from sdpg.errors import SdpgError
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WORDS = "bench paper --budget 2 --tasks cartpole --seeds 2 --threads 1 --json --out".split()
+
+
+def _bench(folder: Path) -> tuple[dict, str]:
+    command = [sys.executable, "-m", "sdpg", *WORDS, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=subprocess_env(), check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict, str]:
+    folder = tmp_path_factory.mktemp("paper")
+    return folder, *_bench(folder)
+
+
+def _rivals() -> set[tuple[str, str]]:
+    return {(obs, name) for obs, names in paper_runs.RIVALS.items() for name in names if name in ALGORITHMS.targets()}
+
+
+@pytest.mark.slow
+def test_every_rival_is_on_the_page(made: tuple[Path, dict, str]) -> None:
+    folder, result, said = made
+    assert result["failed"] == [] and result["runs"] == 2 * len(_rivals())
+    assert f"1 of {result['runs']}: cartpole from state, sdpg, seed 10" in said
+    with (folder / "tables" / "final.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["sees"], row["algorithm"]) for row in rows} == _rivals()
+    assert all(int(row["seeds"]) == 2 and len(row["every seed"].split(", ")) == 2 for row in rows)
+    text = (folder / "index.html").read_text()
+    assert all(f"--algorithm {name} --obs {obs} --seed 11" in text for obs, name in _rivals())
+    with (folder / "tables" / "memory.csv").open() as file:
+        assert all(0.1 < float(row["peak here, GB"]) < 20.0 for row in csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_the_page_needs_nothing_else(made: tuple[Path, dict, str]) -> None:
+    text = (made[0] / "index.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    tags: list[str] = []
+    reader = HTMLParser()
+    reader.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[method-assign]
+    reader.feed(text)
+    images = re.findall(r"data:image/png;base64,([^\"]+)", text)
+    assert len(images) == tags.count("img") >= 5  # state, pixels, gradient norms, state and vision, the toy
+    for image in images:
+        assert np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("L")).std() > 5
+
+
+@pytest.mark.slow
+def test_what_is_there_is_taken(made: tuple[Path, dict, str]) -> None:
+    folder, result, _ = made
+    logs = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")}
+    again, _ = _bench(folder)
+    assert again["returns"] == result["returns"]
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")} == logs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_opens_it(made: tuple[Path, dict, str], tmp_path: Path) -> None:
+    shot = tmp_path / "page.png"
+    flags = f"--headless=new --no-sandbox --disable-gpu --user-data-dir={tmp_path} --window-size=1200,3000"
+    page = (made[0] / "index.html").as_uri()
+    subprocess.run([str(CHROMIUM), *flags.split(), f"--screenshot={shot}", page], check=True, timeout=120)
+    assert np.asarray(Image.open(shot).convert("L")).std() > 10
+
+
+def test_shares_add_up_to_the_budget() -> None:
+    what = (("cartpole",), ("state", "pixels"), ("sdpg", "drqv2"), 2)
+    minutes = paper_runs.share_out(26.0, *what, {"state": 1.0, "pixels": 6.0})
+    runs = paper_runs.plan(*what, minutes)
+    assert sum(run.minutes for run in runs) == pytest.approx(26.0)
+    assert minutes["pixels"] == pytest.approx(6.0 * minutes["state"])
+    assert [run.seed for run in runs] == [10, 10, 10, 11, 11, 11]
+
+
+def test_an_unknown_rival_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(SdpgError, match="unknown algorithm 'pp'"):
+        paper.run(paper.Options(algorithms=("pp",), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rival_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: paper_runs.Combination, *rest: object) -> dict:
+        raise SdpgError(f"{run} failed: no")
+
+    told: list[str] = []
+    monkeypatch.setattr(paper_runs, "make", broken)
+    options = paper.Options(("cartpole",), ("state", "pixels"), ("sdpg",), 1, out=tmp_path)
+    with pytest.raises(SdpgError, match="no run came to an end"):
+        paper.run(options, lambda line, passing: told.append(line))
+    assert [line for line in told if "failed: no" in line] == [
+        "cartpole from state, sdpg, seed 10 failed: no",
+        "cartpole from pixels, sdpg, seed 10 failed: no",
+    ]
