@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.api import Context
-from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, squash
+from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, exploration_noise, nominal_noise, squash
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.toy import ToyTask
@@ -34,6 +34,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
     for name in (
         "antithetic",
         "baseline",
+        "nominal_noise",
         "critic_branches",
         "average",
         "regression_steps",
@@ -179,3 +180,44 @@ def test_a_policy_that_moved_too_far_is_drawn_back() -> None:
     assert told == pytest.approx(far, rel=1e-3) and told_too == told  # what it was before it was drawn back
     assert far > 1e-3 and near == pytest.approx(1e-4, rel=0.2)
     torch.testing.assert_close(short, math.sqrt(1e-4 / far) * free, atol=1e-6, rtol=1e-3)
+
+
+# --- noise that a row's worlds have in common -------------------------------------------------------------------------
+
+
+def _acted(algo: Sdpg, env: BranchedEnv, monkeypatch: pytest.MonkeyPatch) -> tuple[Rollout, Tensor]:
+    """A rollout, and what acted before it was squashed: (T, N, K, A)."""
+    taken: list[Tensor] = []
+    step = env.step
+    monkeypatch.setattr(env, "step", lambda action: taken.append(action) or step(action))  # type: ignore[func-returns-value]
+    rollout = algo.collect(env)
+    return rollout, torch.stack(taken).atanh()
+
+
+def test_a_rows_worlds_share_the_nominals_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    algo, env = _make(nominal_noise=0.5, initial_std=0.1, output_gain=0.1)
+    rollout, acted = _acted(algo, env, monkeypatch)
+    std = rollout.log_std.exp()[:, :, None]  # (T, N, 1, A)
+    own = nominal_noise(algo.seed, 0, env.rows, (4, env.task.action_size))  # (T, N, 1, A)
+    torch.testing.assert_close(acted[:, :, :1], rollout.mean[:, :, None] + 0.5 * std * own, atol=1e-5, rtol=1e-4)
+    # What tells a branch from its nominal is the noise that the estimator is given, and nothing else.
+    torch.testing.assert_close(acted - acted[:, :, :1], std * rollout.noise, atol=1e-5, rtol=1e-4)
+    assert (rollout.noise[:, :, 0] == 0).all()
+
+
+def test_the_shared_noise_is_new_in_every_row_step_and_iteration() -> None:
+    rows = torch.arange(3)
+    first, second = (nominal_noise(0, iteration, rows, (4, 2)) for iteration in (0, 1))
+    assert first.shape == (4, 3, 1, 2) and len(torch.cat((first, second)).unique()) == 48
+    torch.testing.assert_close(nominal_noise(0, 0, rows[1:], (4, 2)), first[:, 1:])  # whatever the rank has
+    other = exploration_noise(0, 0, rows, (4, 5, 2))
+    assert not torch.isin(first, other).any()
+
+
+def test_a_critic_of_nominals_alone_takes_its_steps_on_nominals() -> None:
+    """Batches are full: 12 samples of nominals in batches of 4 are three steps a pass."""
+    algo, env = _make(critic_branches=0.0, critic_batch=4, critic_passes=2)
+    rollout = algo.collect(env)
+    algo._update_critic(rollout, algo._returns(rollout)[1], None, torch.Generator().manual_seed(0))
+    steps = {int(state["step"]) for state in algo.critic_optimizer.state.values()}
+    assert steps == {6}

@@ -47,6 +47,14 @@ def exploration_noise(
     return torch.cat((noise.new_zeros(n, t, 1, a), noise), dim=2).transpose(0, 1).contiguous()
 
 
+def nominal_noise(seed: int, iteration: int, rows: Tensor, size: tuple[int, int]) -> Tensor:
+    """Standard normal noise (T, N, 1, A) that a row's worlds have in common: a function of (seed, iteration, row) too.
+
+    `size` is (T, A), `rows` is (N,)."""
+    t, a = size
+    return RowRng(seed, rows, stream=(iteration << 8) + 4).normal(t, 1, a).transpose(0, 1)
+
+
 def squash(action: Tensor, bound: float | None) -> Tensor:
     """Maps pre-activations to actions in (-1, 1), in training and evaluation alike."""
     return torch.tanh(action if bound is None else action.clamp(-bound, bound))
@@ -184,13 +192,16 @@ class Sdpg(NetworkAlgorithm):
         env.branch()
         size = (cfg.horizon, k - 1, a)
         noise = exploration_noise(self.seed, self.iteration, env.rows, size, cfg.antithetic)  # (T, N, K, A)
+        acted = noise
+        if cfg.nominal_noise:
+            acted = noise + cfg.nominal_noise * nominal_noise(self.seed, self.iteration, env.rows, (cfg.horizon, a))
         steps: list[tuple[Tensor, ...]] = []
         for t in range(cfg.horizon):
             obs = env.observe()
             for name in self.sources:
                 self._room(name, obs.sources[name])[t] = obs.sources[name]
             mean, log_std = self._bounded(*self.actor(obs.sources))  # (N, A)
-            action = torch.addcmul(mean[:, None], log_std.exp()[:, None], noise[t])  # (N, K, A)
+            action = torch.addcmul(mean[:, None], log_std.exp()[:, None], acted[t])  # (N, K, A)
             step = env.step(squash(action, cfg.mean_bound))
             done = env.restart(step)
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
@@ -361,15 +372,14 @@ class Sdpg(NetworkAlgorithm):
         self, rollout: Rollout, target: Tensor, good: Tensor | None, generator: torch.Generator
     ) -> Metrics:
         cfg = self.cfg
-        state = self.normalizers["state"](rollout.state).flatten(0, 2)  # (T N K, D) normalised once
-        target = target.flatten()
-        usable, weight = ~rollout.failed if good is None else good, None
-        if cfg.critic_branches != 1.0:
-            k = usable.shape[-1]
+        k = rollout.state.shape[2] if cfg.critic_branches else 1  # whom it learns from: all, or the nominals alone
+        state = self.normalizers["state"](rollout.state[:, :, :k]).flatten(0, 2)  # (T N K, D) normalised once
+        target = target[..., :k].flatten()
+        usable, weight = (~rollout.failed if good is None else good)[..., :k], None
+        if k > 1 and cfg.critic_branches != 1.0:
             share = torch.full((k,), cfg.critic_branches, device=self.device)
             share[0] = 1.0
             weight = (share * k / share.sum()).expand_as(usable).flatten()  # (T N K,) with a mean of 1
-            usable = usable & (share > 0.0)
         every = places(usable, self.group)
         lr = cfg.critic_lr
         if cfg.critic_schedule == "linear":
@@ -389,7 +399,7 @@ class Sdpg(NetworkAlgorithm):
         for old, new in zip(self.target_critic.parameters(), self.critic.parameters(), strict=True):
             old.lerp_(new.detach(), 1.0 - cfg.target_decay)
         mean_loss = self.group.sums({"loss": torch.stack(losses).mean().item()})["loss"]
-        _, mean, variance = moments((target if good is None else target[good.flatten()])[:, None], self.group)
+        _, mean, variance = moments((target if good is None else target[usable.flatten()])[:, None], self.group)
         return {
             "Loss/critic": mean_loss,
             "Loss/critic_explained": 1.0 - mean_loss / max(variance.item(), 1e-12),

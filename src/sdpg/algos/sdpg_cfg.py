@@ -34,6 +34,10 @@ class SdpgCfg(AlgoCfg):
     """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
     antithetic: bool = False
     """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
+    nominal_noise: float = 0.0
+    """Share c of the exploration noise that a row's worlds have in common: the nominal acts with mu + c delta eta_t,
+    branch j with mu + delta (c eta_t + eps_t^j). Policy and critic see states around the mean's, and what follows when
+    the policy answers to noise. Actions are climbed from there; evaluation has no noise. Beyond the paper."""
     baseline: Literal["nominal", "value"] = "nominal"
     """What a branch is compared with: its nominal's return, or, beyond the paper, also the value of its own state,
     [J_t^j - V(s_t^j)] - [J_t^0 - V(s_t^0)]: what earlier noise did to the state no longer counts."""
@@ -125,7 +129,7 @@ class SdpgCfg(AlgoCfg):
         ranges = {
             "at least 1": "horizon regression_steps critic_passes critic_batch actor_chunk encoder_features "
             "actor_widths critic_widths vector_widths",
-            "at least 0": "warmup output_gain temperature_lr actor_lr_min critic_branches",
+            "at least 0": "nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
             "kl_limit",
             "between 0 and 1": "lam",
