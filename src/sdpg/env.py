@@ -145,6 +145,7 @@ class BranchedEnv:
         reward = functools.reduce(torch.add, terms.values())
         terminated = task.terminated(x, memory)
         self._memory = self._taken_over(task.advance(x, memory, action, self._step_rng), action)
+        self._push(x)
         self._observed = observed = task.observe(x, self._memory)
         numbers = [
             torch.cat((x.qpos, x.qvel), dim=-1),
@@ -162,6 +163,19 @@ class BranchedEnv:
         self._count(reward, failed, terms)
         truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
         return Step(reward, terminated, truncated & ~terminated, failed, state, terms)
+
+    def _push(self, x: Physics) -> None:
+        """Change velocities in mid-episode, where the task says so; `x` is live and follows."""
+        change = self.task.push(x, self._memory)
+        if change is None:
+            return
+        if change.shape != x.qvel.shape:
+            raise SdpgError(
+                f"push() of {type(self.task).__name__} gave {tuple(change.shape)}; velocities are {tuple(x.qvel.shape)}"
+            )
+        row, branch = change.any(-1).nonzero().unbind(1)  # (n,) each
+        if len(row):
+            self.sim.add_velocity(self._worlds[row, branch], change[row, branch])
 
     def restart(self, step: Step) -> Tensor:
         """Restarts what ended. Returns (N, K) bool: the branches whose trajectory was cut here."""
