@@ -74,7 +74,9 @@ def make_env(
     model, threads = compile_scene(task), threads or default_threads()
     simulator = make_sim(model, worlds, threads, task.reads, sim, device, deterministic)
     frame_stacks = (
-        make_frame_stacks(model, cameras, num_nominal, threads, simulator.device, task.params) if cameras else None
+        make_frame_stacks(model, cameras, num_nominal, threads, simulator.device, task.params, task.step_seconds)
+        if cameras
+        else None
     )
     env = BranchedEnv(task, simulator, num_nominal, seed, first_row, frame_stacks, max_value)
     check_sources(task, obs, task.observe(env.physics(), env.memory))
@@ -97,8 +99,8 @@ def cameras_of(task: Task, obs: str) -> dict[str, Camera]:
 
 def image_shape(camera: Camera, encoder: Encoder | None = None) -> ImageShape:
     """Of a camera as a source, its frames stacked."""
-    channels, features = camera.stack * (1 if camera.depth else 3), encoder.features if encoder else None
-    return ImageShape(channels, camera.height, camera.width, camera.depth, features)
+    features = encoder.features if encoder else None
+    return ImageShape(camera.stack * camera.channels, *camera.size, camera.floats, features, camera.channels)
 
 
 def observed_once(task: Task, model: mujoco.MjModel) -> dict[str, Tensor]:
@@ -155,7 +157,9 @@ def make_frame_stacks(
     threads: int,
     device: torch.device | str = "cpu",
     params: Sequence[str] = (),
+    step_seconds: float = 0.0,
 ) -> FrameStacks:
     """A renderer for the cameras, chosen by the scene and the device, of rows that differ in `params`; and its frame
-    stacks."""
-    return FrameStacks(make_renderer(model, num, views_of(cameras), threads, device=device, params=params), cameras)
+    stacks. `step_seconds` of a control step, for cameras whose images come late or seldom."""
+    renderer = make_renderer(model, num, views_of(cameras), threads, device=device, params=params)
+    return FrameStacks(renderer, cameras, step_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import mujoco
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sdpg.errors import SdpgError
 from sdpg.tasks.base import Task
-from sdpg.types import Camera, Encoder
+from sdpg.types import Camera, Encoder, Sensor
 
 
 def check_numbers(task: Task) -> None:
@@ -89,6 +90,35 @@ def _check_camera(source: str, camera: Camera) -> None:
             raise SdpgError(f"cameras['{source}']: {name} is {value}; it must be a positive whole number")
     if not 0.0 < camera.far < math.inf:
         raise SdpgError(f"cameras['{source}']: far is {camera.far}; give positive metres")
+    for rule, holds in _camera_rules(camera).items():
+        if not holds:
+            raise SdpgError(f"cameras['{source}']: {rule}")
+
+
+def _camera_rules(camera: Camera) -> dict[str, bool]:
+    """Of the pipeline and the sensor model: a sentence -> whether it holds."""
+    pipeline, sensor = camera.pipeline, camera.sensor or Sensor()
+    kept = replace(pipeline, width=None, height=None).size(camera.height, camera.width)
+    limit, sides = pipeline.limit, [side for side in (pipeline.width, pipeline.height) if side is not None]
+    ranges = {"latency": sensor.latency, "brightness": sensor.brightness}
+    shares = {name: getattr(sensor, name) for name in ("edge", "holes", "colour", "noise", "jump")}
+    counts = {"shift": (sensor.shift, 0), "hole_size": (sensor.hole_size, 1)}
+    return {
+        f"crop {pipeline.crop} leaves nothing of {camera.width} x {camera.height} pixels": min(kept) >= 1
+        and min(pipeline.crop) >= 0,
+        f"the pipeline's width and height must be positive, not {sides}": all(side >= 1 for side in sides),
+        f"limit must be a nearer and a farther distance, not {limit}": limit is None or 0.0 <= limit[0] < limit[1],
+        "limit is of depth; leave it out for colours": camera.depth or limit is None,
+        f"depth told as '{pipeline.depth}' needs a depth camera and a limit": pipeline.depth == "metres"
+        or (camera.depth and limit is not None),
+        "depth that is resized needs a limit: infinity has no mean": not camera.depth
+        or limit is not None
+        or kept == camera.size,
+        **{f"{name} must be from 0 up, not {v}": 0.0 <= v[0] <= v[1] < math.inf for name, v in ranges.items()},
+        **{f"{name} must be from 0 to 1, not {v}": 0.0 <= v <= 1.0 for name, v in shares.items()},
+        **{f"{name} must be at least {least}, not {v}": v >= least for name, (v, least) in counts.items()},
+        f"rate must be positive, not {sensor.rate}": sensor.rate is None or 0.0 < sensor.rate < math.inf,
+    }
 
 
 def check_sources(task: Task, obs: str, observed: Mapping[str, Tensor]) -> None:

@@ -54,6 +54,7 @@ class BranchedEnv:
         rows = first_row + torch.arange(num_nominal, device=self.device)
         self.rows = rows  # (N,) global: what a row draws does not depend on how rows are spread over processes
         self._start_rng, self._step_rng = RowRng(seed, rows, stream=1), RowRng(seed, rows, stream=2)
+        self._camera_rng = RowRng(seed, rows, stream=5)
         self._memory: Memory = {}  # nobody else holds these tensors: restarts write into them
         self._observed: dict[str, Tensor] | None = None  # what the task observed of now, until it is handed out
         self._known: dict[str, Tensor] = {}  # what `looks` has looked up since an episode began
@@ -104,7 +105,11 @@ class BranchedEnv:
         if self.frame_stacks is not None:
             if self._moved or self._begun:
                 self.frame_stacks.look(
-                    x.qpos[:, 0], self._new, self._moved, self.looks(self.frame_stacks.renderer.varied)
+                    x.qpos[:, 0],
+                    self._new,
+                    self._moved,
+                    self.looks(self.frame_stacks.renderer.varied),
+                    self._camera_rng,
                 )
                 self._images += self.num_nominal * len(self.frame_stacks.cameras)
                 self._moved, self._begun, self._new = False, False, torch.zeros_like(self._new)
@@ -145,6 +150,7 @@ class BranchedEnv:
         reward = functools.reduce(torch.add, terms.values())
         terminated = task.terminated(x, memory)
         self._memory = self._taken_over(task.advance(x, memory, action, self._step_rng), action)
+        self._push(x)
         self._observed = observed = task.observe(x, self._memory)
         numbers = [
             torch.cat((x.qpos, x.qvel), dim=-1),
@@ -162,6 +168,19 @@ class BranchedEnv:
         self._count(reward, failed, terms)
         truncated = (self._clock >= task.episode_steps)[:, None].expand(self.grid)
         return Step(reward, terminated, truncated & ~terminated, failed, state, terms)
+
+    def _push(self, x: Physics) -> None:
+        """Change velocities in mid-episode, where the task says so; `x` is live and follows."""
+        change = self.task.push(x, self._memory)
+        if change is None:
+            return
+        if change.shape != x.qvel.shape:
+            raise SdpgError(
+                f"push() of {type(self.task).__name__} gave {tuple(change.shape)}; velocities are {tuple(x.qvel.shape)}"
+            )
+        row, branch = change.any(-1).nonzero().unbind(1)  # (n,) each
+        if len(row):
+            self.sim.add_velocity(self._worlds[row, branch], change[row, branch])
 
     def restart(self, step: Step) -> Tensor:
         """Restarts what ended. Returns (N, K) bool: the branches whose trajectory was cut here."""
@@ -259,7 +278,9 @@ class BranchedEnv:
             **self.episodes.state_dict(),
         }
         if self.frame_stacks is not None:
-            mine |= {f"frames.{name}": values for name, values in self.frame_stacks.frames().items()}
+            mine |= self.frame_stacks.state_dict()
+            if self.frame_stacks.random:
+                mine["camera_rng"] = self._camera_rng.counter.clone()
             mine |= {"seen": torch.tensor(not self._moved), "new": self._new.clone()}
         return mine
 
@@ -271,7 +292,9 @@ class BranchedEnv:
         self.episodes.load_state_dict(state)
         self.load_column({name: self._of_nominals(name, values) for name, values in state.items()})
         if self.frame_stacks is not None:
-            self.frame_stacks.load({name: state[f"frames.{name}"] for name in self.frame_stacks.frames()})
+            self.frame_stacks.load_state_dict(state)
+            if self.frame_stacks.random:
+                self._camera_rng.counter.copy_(state["camera_rng"])
             self._moved, self._new = not state["seen"], state["new"].to(self.device, copy=True)
             self._begun = bool(self._new.any())
 

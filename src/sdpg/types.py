@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from sdpg.camera import Camera as Camera
+from sdpg.camera import Pipeline as Pipeline
+from sdpg.camera import Sensor as Sensor
 from sdpg.errors import SdpgError
 from sdpg.names import FIELDS, Names
 
@@ -119,19 +122,6 @@ class Ended:
     def truncated(self) -> Tensor:
         """(n,) bool: the time was up."""
         return ~self.terminated
-
-
-@dataclass(frozen=True)
-class Camera:
-    """Images of one of the scene's cameras as a source: the last `stack` frames, the newest last."""
-
-    name: str
-    width: int = 84
-    height: int = 84
-    depth: bool = False  # metres (N, stack, H, W) float32 in place of colours (N, 3 * stack, H, W) uint8
-    stack: int = 3
-    groups: tuple[int, ...] = (0, 1, 2)  # the geom groups that it sees
-    far: float = 5.0  # metres that a depth camera measures; to a policy, what lies beyond is as far as this
 
 
 @dataclass(frozen=True)

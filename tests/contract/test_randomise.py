@@ -13,7 +13,7 @@ from sdpg.build import make_env
 from sdpg.errors import SdpgError
 from sdpg.rng import RowRng
 from sdpg.tasks import Camera, Ended, Memory, Physics, Start, Task, Terms
-from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control
+from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control, pushed
 
 SCENE = """
 <mujoco>
@@ -83,6 +83,9 @@ class Cart(Task):
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
         return ALL.advance(memory, action, rng)
 
+    def push(self, x: Physics, memory: Memory) -> Tensor | None:
+        return pushed(x, memory, "slide", "fall")
+
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         return {"state": torch.cat((noisy(memory, x.qpos), x.qvel, memory["push"]), dim=-1)}
 
@@ -109,6 +112,48 @@ def test_branches_share_everything() -> None:
     nominal, *auxiliaries = (env.column(branch) for branch in range(3))
     for column in auxiliaries:
         assert all(torch.equal(values, nominal[name]) for name, values in column.items())
+
+
+def test_a_push_reaches_the_velocities_of_a_row_and_its_branches() -> None:
+    """After the step and its reward, before what is observed; without it all goes the same way."""
+
+    class Still(Cart):
+        def push(self, x: Physics, memory: Memory) -> Tensor | None:
+            return None
+
+    pushes = 0
+    envs = [make_env(task(), 2, 1, seed=1) for task in (Cart, Still)]
+    for _ in range(6):
+        action = torch.full((2, 2, 2), 0.3)
+        steps = [env.step(action) for env in envs]
+        push = envs[0].memory["push"]  # (N, K, 2)
+        torch.testing.assert_close(steps[0].reward, steps[1].reward, rtol=0, atol=0)
+        velocities, unpushed = (env.physics().qvel[..., :2] for env in envs)
+        torch.testing.assert_close(velocities, unpushed + push)
+        torch.testing.assert_close(steps[0].state[..., 3:5], velocities, rtol=0, atol=0)
+        assert torch.equal(push, push[:, :1].expand_as(push)) and torch.equal(push, envs[1].memory["push"])
+        pushes += int(push[:, 0].any(-1).sum())
+        envs[1].load_state_dict(envs[0].state_dict())  # and both go on from the pushed state
+    assert pushes >= 2
+
+
+def test_a_run_with_pushes_is_resumed_exactly() -> None:
+    first, second = (make_env(Cart(), 3, 1, seed=seed) for seed in (1, 2))
+    actions = 2 * torch.rand(12, 3, 2, 2, generator=torch.Generator().manual_seed(0)) - 1
+    for action in actions[:4]:
+        first.restart(first.step(action))
+    saved = first.state_dict()
+    second = make_env(Cart(), 3, 1, seed=1)
+    second.load_state_dict(saved)
+    first.branch()
+    pushed_ones = 0.0
+    for action in actions[4:]:
+        steps = [env.step(action) for env in (first, second)]
+        assert torch.equal(steps[0].state, steps[1].state) and torch.equal(steps[0].reward, steps[1].reward)
+        pushed_ones += float(first.memory["push"].abs().sum())
+        for env, step in zip((first, second), steps, strict=True):
+            env.restart(step)
+    assert pushed_ones > 0.0
 
 
 def test_draws_depend_on_the_row_only() -> None:

@@ -126,6 +126,48 @@ def test_fields_are_current(sim: Simulator) -> None:
     check(other)
 
 
+def test_a_push_changes_velocities_and_nothing_else(sim: Simulator) -> None:
+    """8. "`add_velocity` changes velocities and nothing else of the state, in the worlds that it is told: the warm
+    start stays." 5. "`fields` are current on return from [...] `add_velocity`"."""
+    run_steps(sim, 20)  # the warm start is warm
+    before, worlds = sim.state_dict(), torch.tensor([1, 4])
+    fields = {name: values.clone() for name, values in sim.fields.items()}
+    change = torch.linspace(0.25, 0.5, sim.nv).repeat(2, 1)
+    sim.add_velocity(worlds, change)
+    after, others = sim.state_dict(), torch.tensor([0, 2, 3, 5])
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name][others], values[others]) for name, values in before.items())
+    if not isinstance(sim, CpuSim | WarpSim):
+        assert torch.equal(after["state"], before["state"])
+        return
+    parts = _parts(sim)
+    sim.load_state_dict(before)
+    for name, values in _parts(sim).items():
+        if name == "QVEL":
+            torch.testing.assert_close(parts[name][worlds], values[worlds] + change, check_dtype=False)
+        else:
+            assert torch.equal(parts[name], values), name
+    sim.load_state_dict(after)
+    torch.testing.assert_close(sim.fields["qvel"][worlds], fields["qvel"][worlds] + change)
+    if "sensordata" in sim.fields:  # the hinge's velocity, its joint being the last
+        torch.testing.assert_close(sim.fields["sensordata"][:, 0], sim.fields["qvel"][:, -1])
+
+
+def test_branches_go_on_identically_after_a_push(sim: Simulator) -> None:
+    """2., with a push on the way; and what is pushed by nothing goes on as if it had not been."""
+    run_steps(sim, 20)
+    sim.copy(torch.tensor([0, 0]), torch.tensor([3, 5]))
+    twin = sim.state_dict()
+    sim.add_velocity(torch.tensor([0, 1, 3, 5]), torch.tensor([0.3, 0.0, 0.3, 0.3])[:, None].expand(4, sim.nv))
+    once = run_steps(sim, 20, lambda t: ctrl_at(sim, t)[:1].expand(E, -1))
+    for fields in once:
+        assert all(torch.equal(values[0], values[k]) for values in fields.values() for k in (3, 5))
+    sim.load_state_dict(twin)
+    unpushed = run_steps(sim, 20, lambda t: ctrl_at(sim, t)[:1].expand(E, -1))
+    assert same_fields(once, unpushed, torch.tensor([1, 2, 4]))
+    assert sim.nv == 0 or not torch.equal(once[-1]["qpos"][0], unpushed[-1]["qpos"][0])
+
+
 def test_fields_are_float32_with_the_worlds_first(sim: Simulator) -> None:
     for values in sim.fields.values():
         assert values.dtype == torch.float32 and values.shape[0] == sim.num_worlds

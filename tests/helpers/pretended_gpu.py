@@ -207,7 +207,7 @@ def moved(env: BranchedEnv) -> BranchedEnv:
     """A fresh environment like `env`, on the device."""
     sim: Simulator = GpuSim(env.sim)
     frame_stacks = (
-        FrameStacks(GpuRenderer(env.frame_stacks.renderer), env.frame_stacks.cameras)
+        FrameStacks(GpuRenderer(env.frame_stacks.renderer), env.frame_stacks.cameras, env.frame_stacks.step_seconds)
         if env.frame_stacks is not None
         else None
     )

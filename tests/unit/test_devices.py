@@ -345,7 +345,7 @@ def test_frame_stacks_are_on_the_renderers_device() -> None:
         before, after = to_host((before, after))  # (2, 9, H, W)
         assert torch.equal(after[0, :-3], before[0, 3:]) and not torch.equal(after[0, -3:], before[0, -3:])
         assert torch.equal(after[1], after[1, -3:].repeat(3, 1, 1))
-        frame_stacks.load({"pixels": torch.ones(2, 9, 84, 84, dtype=torch.uint8)})
+        frame_stacks.load_state_dict({"frames.pixels": torch.ones(2, 9, 84, 84, dtype=torch.uint8)})
         assert frame_stacks.frames()["pixels"].device == gpu.device
 
 

@@ -70,6 +70,15 @@ class Heavy(Block):
         return super().reward(x, memory, action) | {"height": x["xpos"][..., 1, 2].clone()}
 
 
+class Kicked(Heavy):
+    """Every gust that is strong kicks the block as well."""
+
+    def push(self, x: Physics, memory: Memory) -> Tensor | None:
+        change = torch.zeros_like(x.qvel)
+        change[..., 0] = torch.where(memory["gust"].abs() > 1.0, 0.1 * memory["gust"], 0.0)
+        return change
+
+
 def _recorder(env: BranchedEnv, task: str, folder: Path, horizon: int) -> FailureRecorder:
     def warn(message: str) -> None:
         raise AssertionError(message)
@@ -93,9 +102,9 @@ def _dump_of(run: Path) -> Dump:
 # --- what is remembered
 
 
-@pytest.mark.parametrize("task", [Block, Heavy])
+@pytest.mark.parametrize("task", [Block, Heavy, Kicked])
 def test_every_worlds_past_can_be_played_again(task: type[Task], tmp_path: Path) -> None:
-    """Bit for bit, through branches, copies, restarts and segments; with contacts, memory, parameters and gusts."""
+    """Bit for bit, through branches, copies, restarts and segments; with contacts, memory, parameters, pushes."""
     env = make_env(task(), 3, 4, seed=5, threads=1)
     recorder = _recorder(env, f"{task.__module__}:{task.__name__}", tmp_path, horizon=7)
     seen: set[str] = set()

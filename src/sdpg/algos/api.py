@@ -56,8 +56,9 @@ class ImageShape:
     channels: int
     height: int
     width: int
-    depth: bool  # float32 metres in place of uint8 colours
+    depth: bool  # float32 depths in place of uint8 colours
     features: int | None = None  # that the task wants it encoded into; None: as the options say
+    frame_channels: int = 3  # of one frame of the stack
 
     @property
     def bytes(self) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sdpg.algos.api import AlgoCfg, Algorithm, Context, Need, Shapes
-from sdpg.nn.encoders import COLOURS, Convolutions, image_cost
+from sdpg.nn.encoders import Convolutions, image_cost
 from sdpg.ranges import rules
 
 
@@ -76,7 +76,7 @@ class DrqV2Cfg(AlgoCfg):
             small, large = (image_cost(shape, image.depth, self.encoder, size) for size in (1, 2))
             projections += (large.parameters - small.parameters) * self.features
             convolutions += small.parameters - (large.parameters - small.parameters)
-            slot += COLOURS * image.height * image.width
+            slot += image.frame_channels * image.height * image.width
             # Two observations as bytes, once stacked and once shifted; as floats, outputs, what ReLU keeps, gradients.
             passes += 4 * math.prod(shape) + 4 * (math.prod(shape) + 3 * small.outputs)
         heads = 3 * (self.features * self.hidden + self.hidden**2)

@@ -70,10 +70,14 @@ def resized(cameras: Mapping[str, Camera], size: int | None) -> dict[str, Camera
     """With images `size` pixels wide: all cameras by the factor of the first."""
     if size is None or not cameras:
         return dict(cameras)
-    factor = size / next(iter(cameras.values())).width
-    return {
-        name: replace(c, width=round(c.width * factor), height=round(c.height * factor)) for name, c in cameras.items()
-    }
+    factor = size / next(iter(cameras.values())).size[1]
+
+    def as_large(camera: Camera) -> Camera:
+        height, width = (round(side * factor) for side in camera.size)  # of what a policy sees
+        pipeline = replace(camera.pipeline, crop=(0, 0, 0, 0), width=None, height=None)
+        return replace(camera, width=width, height=height, pipeline=pipeline)
+
+    return {name: as_large(camera) for name, camera in cameras.items()}
 
 
 def configured(cfg: TrainCfg, setup: Setup) -> TrainCfg:

@@ -170,6 +170,9 @@ def _check_shapes(task: Task, env_factory: EnvFactory) -> None:
     after = task.advance(x, memory, action, RowRng(0, env.rows))
     if set(after) != set(memory):
         _fail(f"advance() returned the memory {sorted(after)} but start() began with {sorted(memory)}.")
+    change = task.push(x, after)
+    if change is not None:
+        _expect("push() gave a change of velocities", change, (*grid, env.sim.nv), torch.float32)
     for name, value in after.items():
         _expect(f"advance() gave '{name}'", value, memory[name].shape, memory[name].dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 import mujoco
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from sdpg.build import cameras_of, compile_scene, make_frame_stacks
 from sdpg.check.situations import ROWS, EnvFactory
 from sdpg.render.own import varied
+from sdpg.render.stack import FrameStacks
 from sdpg.tasks.base import Task
 from sdpg.types import MOCAP, Camera
 
@@ -27,7 +29,10 @@ def not_shown(task: Task, env_factory: EnvFactory) -> str | None:
         if not (cameras := cameras_of(task, obs)):
             continue
         env = env_factory(task, ROWS, 0, seed=0, obs=obs)
-        own, qpos, shown = env.looks(fields), env.physics().qpos[:, 0], env.observe().sources
+        own, qpos = env.looks(fields), env.physics().qpos[:, 0]
+        cameras = {name: replace(camera, sensor=None) for name, camera in cameras.items()}  # which changes every image
+        assert env.frame_stacks is not None
+        shown = _seen(FrameStacks(env.frame_stacks.renderer, cameras), qpos, own)
         for row in range(ROWS):
             mine = {name: values[row : row + 1] for name, values in own.items()}
             scenes = [(model, {}), _scene_of_row(model, mine)]  # as it is, and with the row's values
@@ -58,6 +63,9 @@ def _scene_of_row(model: mujoco.MjModel, own: Mapping[str, Tensor]) -> tuple[muj
 def _frames(
     model: mujoco.MjModel, cameras: Mapping[str, Camera], qpos: Tensor, mocap: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    frame_stacks = make_frame_stacks(model, cameras, 1, 1)
-    frame_stacks.look(qpos, torch.ones(1, dtype=torch.bool), own=mocap)
+    return _seen(make_frame_stacks(model, cameras, 1, 1), qpos, mocap)
+
+
+def _seen(frame_stacks: FrameStacks, qpos: Tensor, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    frame_stacks.look(qpos, torch.ones(len(qpos), dtype=torch.bool), own=own)
     return frame_stacks.frames()

@@ -75,6 +75,7 @@ def answers_to(task: Task, s: Situation) -> dict[str, Tensor]:
         "the termination": task.terminated(s.x, s.memory),
         **{f"the memory '{name}'": value for name, value in memory.items()},
         "how much advance() draws": rng.counter,  # (N,)
+        **_push(task, s),
         **{f"the observation '{name}'": source for name, source in task.observe(s.x, s.memory).items()},
     }
 
@@ -86,8 +87,14 @@ def calls(task: Task) -> list[tuple[str, Callable[[Situation], Any]]]:
         ("reward", lambda s: task.reward(s.x, s.memory, s.action)),
         ("terminated", lambda s: task.terminated(s.x, s.memory)),
         ("advance", lambda s: task.advance(s.x, s.memory, s.action, RowRng(0, torch.arange(ROWS)))),
+        ("push", lambda s: _push(task, s)),
         ("observe", lambda s: task.observe(s.x, s.memory)),
     ]
+
+
+def _push(task: Task, s: Situation) -> dict[str, Tensor]:
+    change = task.push(s.x, s.memory)
+    return {} if change is None else {"what push() gives": change}
 
 
 def arguments(s: Situation) -> dict[str, Tensor]:

@@ -65,8 +65,8 @@ def policy_encoders(
 ) -> dict[str, tuple[nn.Module, int]]:
     """An encoder and its number of features for each source, by an example of what it shows: (N, ...).
 
-    Vectors are normalised, then passed through or, with widths, through an MLP; uint8 images are colours, others are
-    metres.
+    Vectors are normalised, then passed through or, with widths, through an MLP; uint8 images are taken for
+    colours, others are depths.
     """
     encoders: dict[str, tuple[nn.Module, int]] = {}
     for name, example in examples.items():
@@ -78,12 +78,14 @@ def policy_encoders(
             mlp = trunk(shape[0], widths, generator)
             encoders[name] = nn.Sequential(first, mlp), widths[-1] if widths else shape[0]
         elif example.dtype == torch.uint8:
-            pixels = Pixels(shape, options.kind, features, generator, options.motion)
+            pixels = Pixels(shape, options.kind, features, generator, options.motion, task.cameras[name].channels)
             if options.origin == "first":
                 pixels.look_from(example[0])
             encoders[name] = pixels, features
         else:
-            encoders[name] = Depth(shape, features, generator, task.cameras[name].far), features
+            camera = task.cameras[name]
+            far = camera.far if camera.pipeline.depth == "metres" else None  # others are scaled already
+            encoders[name] = Depth(shape, features, generator, far), features
     return encoders
 
 

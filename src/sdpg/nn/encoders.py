@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +26,6 @@ LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 DEPTH_LAYERS = ((32, 5, 1), (32, 2, 2), (64, 3, 1))  # the second one is a pooling
 HALVED = frozenset({"half", "small"})
-COLOURS = 3  # channels of a frame
 MOTION_GAIN = 2.0  # about makes up for a change being smaller than a frame
 
 
@@ -39,13 +39,14 @@ class _Motion(nn.Conv2d):
 
     changes: Tensor  # (C, C): frames, oldest first, to changes, oldest first, and the newest frame
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, colours: int = 3):
+        """`colours`: channels of a frame."""
         super().__init__(inputs, outputs, kernel, stride)
-        frames = inputs // COLOURS
+        frames = inputs // colours
         later = torch.eye(frames).roll(1, dims=1)
         basis = MOTION_GAIN * (later - torch.eye(frames))
         basis[-1] = torch.eye(frames)[-1]
-        self.register_buffer("changes", torch.kron(basis, torch.eye(COLOURS)), persistent=False)
+        self.register_buffer("changes", torch.kron(basis, torch.eye(colours)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, torch.einsum("oihw,ij->ojhw", self.weight, self.changes), self.bias)
@@ -57,7 +58,7 @@ def _conv(
     kernel: int,
     stride: int,
     generator: torch.Generator | None,
-    make: type[nn.Conv2d] = nn.Conv2d,
+    make: Callable[[int, int, int, int], nn.Conv2d] = nn.Conv2d,
 ) -> nn.Conv2d:
     layer = make(inputs, outputs, kernel, stride)
     if layer.weight.is_meta:  # only its shape is of interest
@@ -94,16 +95,21 @@ def require_large_enough(height: int, width: int, kind: Convolutions | None) -> 
 
 
 def convolutions(
-    shape: Sequence[int], kind: Convolutions, generator: torch.Generator | None, motion: bool = False
+    shape: Sequence[int],
+    kind: Convolutions,
+    generator: torch.Generator | None,
+    motion: bool = False,
+    colours: int = 3,
 ) -> tuple[nn.Sequential, int]:
-    """Layers for `scaled` images of this shape (C, H, W), and how many numbers they put out for each."""
+    """Layers for `scaled` images of this shape (C, H, W), and how many numbers they put out for each. `colours`:
+    channels of a frame, whose `motion` counts."""
     channels, height, width = shape
     require_large_enough(height, width, kind)
     if kind in HALVED:
         height, width = height // 2, width // 2
     layers: list[nn.Module] = []
     for outputs, kernel, stride in LAYERS[kind]:
-        make = _Motion if motion and not layers else nn.Conv2d
+        make = partial(_Motion, colours=colours) if motion and not layers else nn.Conv2d
         layers += [_conv(channels, outputs, kernel, stride, generator, make), nn.ReLU()]
         channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers), channels * height * width
@@ -121,10 +127,11 @@ class Pixels(nn.Module):
         features: int,
         generator: torch.Generator | None,
         motion: bool = False,
+        colours: int = 3,
     ):
         super().__init__()
         self.halved = kind in HALVED
-        self.convolutions, flat = convolutions(shape, kind, generator, motion)
+        self.convolutions, flat = convolutions(shape, kind, generator, motion, colours)
         half = 2 if self.halved else 1
         grey = torch.full((1, shape[0], shape[1] // half, shape[2] // half), 0.5)
         self.register_buffer("origin", grey.to(memory_format=torch.channels_last))
@@ -142,9 +149,9 @@ class Pixels(nn.Module):
 
 
 class Depth(nn.Module):
-    """Depth images (B, C, H, W) in metres, scaled by `far` to [-0.5, 0.5] -> (B, features)."""
+    """Depth images (B, C, H, W) -> (B, features): metres, scaled by `far` to [-0.5, 0.5]; without it, as they are."""
 
-    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float):
+    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float | None):
         super().__init__()
         channels, height, width = shape
         require_large_enough(height, width, None)
@@ -156,7 +163,9 @@ class Depth(nn.Module):
         self.head = nn.Sequential(linear(flat, 128, generator), nn.ELU(), linear(128, features, generator), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.convolutions((x / self.far).clamp(0.0, 1.0) - 0.5).flatten(1)).float()
+        if self.far is not None:
+            x = (x / self.far).clamp(0.0, 1.0) - 0.5
+        return self.head(self.convolutions(x).flatten(1)).float()
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ from sdpg.engines import choose_engine
 from sdpg.errors import SdpgError
 from sdpg.machine import GB, free_bytes, resident_bytes
 from sdpg.render.choose import choose
+from sdpg.render.sensor import most_late
 from sdpg.run.failures import STEPS
 from sdpg.tasks.base import make_task
+from sdpg.types import Camera, Pipeline
 
 # Resident after the first use, beyond what is imported already: measured, with threads' stacks and compiled code.
 _RUNTIME = {"engine and torch": 90 * 2**20, "raster": 110 * 2**20, "warp": 300 * 2**20, "mujoco_warp": 40 * 2**20}
@@ -103,9 +105,18 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     remembered = max(STEPS, cfg.algo.history) if learning else 0
     history = remembered * (state + k * (4 * (task.action_size + model.nu) + 8))
     frames = 4 * sum(image.bytes for image in shapes.images)  # now, before, and in the renderer
+    frames += sum(_camera_bytes(camera, task.step_seconds) for camera in cameras.values())
     per_nominal = {"physics": k * physics, "history": history, "frames": frames, **need.per_nominal}
     limit = _limit(cfg.memory_gb, group.local_size, engine.device)
     return Plan(fixed, per_nominal, num_nominal, limit, group.size, need.fix)
+
+
+def _camera_bytes(camera: Camera, step_seconds: float) -> int:
+    """What a pipeline and a sensor model take beside the frames: images as rendered, and those on their way."""
+    if camera.pipeline == Pipeline() and camera.sensor is None:
+        return 0
+    late = most_late(camera.sensor, step_seconds) + 1 if camera.sensor is not None else 0
+    return 4 * camera.channels * (3 * camera.height * camera.width + 2 * late * math.prod(camera.size))
 
 
 def _state_bytes(model: mujoco.MjModel, wide: int) -> int:

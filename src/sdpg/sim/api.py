@@ -8,10 +8,12 @@ Promises, each with a test that quotes it (tests/contract):
 3. Worlds do not influence each other: what happens in one, failure included, leaves the others untouched bit for bit.
 4. `write` starts a world anew: time, warm start, controls, applied forces and actuator state are cleared. Mocap bodies
    are where it is told, or else where the model has them, and stay there.
-5. `fields` are current on return from `step`, `write`, `copy` and `load`: they belong to the state as it is then.
+5. `fields` are current on return from `step`, `write`, `copy`, `add_velocity` and `load`: they belong to the state as
+   it is then.
 6. A world that the engine refuses or warns about is reported by `step`, never raised; the next `write` or `copy` cures
    it.
 7. Nothing depends on the number of threads.
+8. `add_velocity` changes velocities and nothing else of the state, in the worlds that it is told: the warm start stays.
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ class Simulator(Protocol):
     ) -> None:
         """Start `worlds` (n,) anew at qpos (n, nq), qvel (n, nv), mocap_pos (n, nmocap, 3), mocap_quat (n, nmocap,
         4)."""
+        ...
+
+    def add_velocity(self, worlds: Tensor, change: Tensor) -> None:
+        """Push `worlds` (n,), in rising order: their velocities change by (n, nv), in mid-episode."""
         ...
 
     def copy(self, src: Tensor, dst: Tensor) -> None:

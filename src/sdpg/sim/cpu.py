@@ -82,6 +82,13 @@ class CpuSim:
                 self._batch.bind(name)[ids] = poses.numpy()
         self._forward(ids)
 
+    def add_velocity(self, worlds: Tensor, change: Tensor) -> None:
+        ids = worlds.numpy()
+        self._qvel[ids] += change.numpy()
+        pushed = self._batch.state[ids]
+        self._forward(ids)
+        self._batch.state[ids] = pushed  # a forward pass may move the warm start
+
     def copy(self, src: Tensor, dst: Tensor) -> None:
         from_ids, to_ids = src.numpy(), dst.numpy()
         self._batch.state[to_ids] = self._batch.state[from_ids]

@@ -69,6 +69,9 @@ class ToySim:
         self._states[worlds] = qpos.double()
         self._refresh()
 
+    def add_velocity(self, worlds: Tensor, change: Tensor) -> None:
+        """There is none to change."""
+
     def copy(self, src: Tensor, dst: Tensor) -> None:
         self._states[dst] = self._states[src]
         for values in self._params.values():

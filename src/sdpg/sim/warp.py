@@ -130,6 +130,12 @@ class WarpSim:
             values[worlds] = self._fresh[name] if new is None else new.to(values).flatten(1)  # (n, size)
         self._refresh()
 
+    def add_velocity(self, worlds: Tensor, change: Tensor) -> None:
+        self._state["qvel"][worlds] += change.to(self._state["qvel"])
+        pushed = self._saved()
+        self._refresh()
+        self._restore(pushed)
+
     def copy(self, src: Tensor, dst: Tensor) -> None:
         for values in (*self._state.values(), *self._derived.values(), *self._params.values()):
             values[dst] = values[src]  # gathered first: src and dst may overlap

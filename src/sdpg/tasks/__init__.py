@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdpg.rng import RowRng
     from sdpg.tasks.base import Task, TaskCfg
-    from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
+    from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Sensor, Start, Terms
 
-__all__ = ["Camera", "Encoder", "Ended", "Memory", "Physics", "RowRng", "Start", "Task", "TaskCfg", "Terms"]
+__all__ = [
+    "Camera", "Encoder", "Ended", "Memory", "Physics", "Pipeline", "RowRng", "Sensor", "Start", "Task", "TaskCfg",
+    "Terms",
+]  # fmt: skip
 
 _HOMES = {"RowRng": "sdpg.rng", "Task": "sdpg.tasks.base", "TaskCfg": "sdpg.tasks.base"}
 

@@ -92,6 +92,12 @@ class Task(ABC):
         from here on, and restarts write into them. Draws from `rng` have the row first: (N, ...)."""
         return memory
 
+    def push(self, x: Physics, memory: Memory) -> Tensor | None:
+        """(N, K, nv) what is added to velocities now, after the step and its reward and before anything is observed; 0
+        in worlds that are not pushed, None if none ever is. `memory` is that which advance() returned: what is drawn
+        there is the same for all branches of a row."""
+        return None
+
     @abstractmethod
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         """ "state" (N, K, D) for the critic; further sources, such as "proprio", for policies."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.rng import RowRng
 from sdpg.tasks.terms import random_tilt
-from sdpg.types import Memory
+from sdpg.types import Memory, Physics
 
 Range = tuple[float, float]
 """Drawn uniformly between the two."""
@@ -67,7 +67,7 @@ class Randomise:
     latency: tuple[int, int] | None = None  # control steps by which `delayed` actions come late
     noise: tuple[float, ...] = ()  # of each number that `noisy` is given: uniform between minus and plus this
     push_every: tuple[int, int] | None = None  # control steps from one push to the next
-    push: Range | None = None  # metres a second, for x and for y
+    push: Range | None = None  # metres a second, for x and for y; `pushed` makes a change of velocities of it
     camera_shift: Range | None = None  # metres added to each coordinate of each camera
     camera_tilt: float | None = None  # radians at most, about any axis
     light: Range | None = None  # factor of each light's diffuse colour
@@ -216,6 +216,20 @@ def delayed(memory: Memory, action: Tensor) -> Tensor:
 def offset_control(memory: Memory, ctrl: Tensor) -> Tensor:
     """Controls (N, K, nu) as motors that are not quite calibrated understand them."""
     return ctrl + memory[OFFSET] if OFFSET in memory else ctrl
+
+
+def pushed(x: Physics, memory: Memory, *joints: str) -> Tensor | None:
+    """(N, K, nv) for the task's push(): x and y of a push are added to the first two velocities of `joints`, which are
+    a free joint, or slides along x and y; not given, to the first two of the scene."""
+    if PUSH not in memory:
+        return None
+    numbers = torch.arange(x.qvel.shape[-1], device=x.qvel.device)
+    if joints:
+        assert x.names is not None
+        numbers = numbers[x.names.qvel(*joints)]
+    change = torch.zeros_like(x.qvel)
+    change[..., numbers[:2]] = memory[PUSH]
+    return change
 
 
 def noisy(memory: Memory, values: Tensor) -> Tensor:

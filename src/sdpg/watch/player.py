@@ -109,10 +109,14 @@ def beside(film: Tensor, sources: list[Tensor]) -> np.ndarray:
 
 
 def colours(source: Tensor, camera: Camera) -> Tensor:
-    """(3 * stack, h, w) uint8 of what a camera shows; of metres (stack, h, w): near is bright."""
+    """(3 * stack, h, w) uint8 of what a camera shows; of depths (stack, h, w): near is bright."""
     if not camera.depth:
         return source
-    bright = (255.0 * (1.0 - (source / camera.far).clamp(0.0, 1.0))).to(torch.uint8)
+    if camera.pipeline.depth == "bytes":
+        bright = 255 - source
+    else:
+        share = source + 0.5 if camera.pipeline.depth == "centred" else source / camera.far
+        bright = (255.0 * (1.0 - share.clamp(0.0, 1.0))).to(torch.uint8)
     return bright.repeat_interleave(3, dim=0)
 
 
