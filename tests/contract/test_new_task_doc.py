@@ -13,7 +13,8 @@ from sdpg.sim.reads import FIELDS
 from sdpg.tasks.base import make_task
 from sdpg.train import train
 
-TASKS = "Pendulum RoughPendulum VariedPendulum RisingPendulum SeeingPendulum AimingPendulum FilePendulum".split()
+TASKS = "Pendulum RoughPendulum VariedPendulum RisingPendulum SeeingPendulum SensingPendulum AimingPendulum".split()
+TASKS += ["FilePendulum"]
 DOC = Path(__file__).parents[2] / "docs" / "new_task.md"
 
 
@@ -42,8 +43,9 @@ def test_the_tutorials_task_trains(module, tmp_path):
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_the_tutorials_task_trains_from_what_it_sees(module, tmp_path):
-    cfg = tiny(f"{module}:SeeingPendulum", "pixels", iterations=2)
+@pytest.mark.parametrize("task", ["SeeingPendulum", "SensingPendulum"])
+def test_the_tutorials_task_trains_from_what_it_sees(module, tmp_path, task):
+    cfg = tiny(f"{module}:{task}", "pixels", iterations=2)
     assert train(cfg, tmp_path / "run")["iteration"] == 2
 
 

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sdpg.cli.output import print_json, write_json
+from sdpg.cli.output import print_facts, print_json, write_json
 from sdpg.cli.parse import Argv, Help, parse, peek, positional, wants_help
 from sdpg.errors import SdpgError
 
@@ -22,14 +22,17 @@ if TYPE_CHECKING:  # verbs import what they need: `sdpg --help` answers at once
 
 @dataclasses.dataclass(frozen=True)
 class TasksOptions:
-    """List the tasks that can be trained."""
+    """List the tasks that can be trained; `sdpg tasks NAME` describes one of them."""
 
     json: bool = False
     """One JSON object on standard output, with what is known once each task has been loaded."""
 
 
 def tasks(argv: Argv) -> int:
-    options = parse(TasksOptions, argv, "sdpg tasks")
+    task, rest = positional(argv)
+    options = parse(TasksOptions, rest, "sdpg tasks")
+    if task is not None:
+        return _describe(task, options.json)
     from sdpg.tasks.registry import BUILT_IN, glance, registry
 
     # Ours are known to load: a glance will do, and nobody waits for torch.
@@ -44,6 +47,16 @@ def tasks(argv: Argv) -> int:
             print(f"{name:12} can't be loaded: {row['error']}")
         else:
             print(f"{name:12} actions {row['action_size']:3}  state {row['state_size']:3}  {row['about']}")
+    return 0
+
+
+def _describe(name: str, json: bool) -> int:
+    from sdpg.check.describe import describe
+    from sdpg.tasks.base import make_task
+    from sdpg.tasks.registry import canonical
+
+    facts = {"task": canonical(name), **describe(make_task(name))}
+    (print_json if json else print_facts)(facts)
     return 0
 
 
@@ -99,8 +112,10 @@ def train(argv: Argv) -> int:
     from sdpg.cli.display import Display
     from sdpg.distributed import join
     from sdpg.run import resume as resume_rules
+    from sdpg.tasks.registry import canonical
 
     task, rest = positional(argv)
+    task = canonical(task) if task else None
     kind = _train_options()
     resume = peek(rest, "--resume")
     if task is None and resume in (None, "auto") and not wants_help(rest):

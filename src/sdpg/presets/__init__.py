@@ -14,10 +14,12 @@ from sdpg.algos.registry import algorithm as algorithm_options
 from sdpg.config import TrainCfg
 from sdpg.presets.delta import Delta, Values
 from sdpg.tasks.base import TASKS, task_class
+from sdpg.tasks.registry import canonical
 
 
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
     """The configuration of a run before the command line's own options."""
+    task = canonical(task)
     algo, delta = algorithm_options(algorithm)(), _delta(task, preset, obs, algorithm)
     run: Values = {"num_auxiliary": 0} if algo.auxiliaries[1] == 0 else {}
     cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm, algo=algo)  # type: ignore[arg-type]

@@ -26,6 +26,8 @@ class Ant(FloatingRobot):
     asset = "ant.xml"
     action_size = 8
     state_size = 37
+    action_meaning = "torques of hip and ankle of legs 1 to 4, up to 200 N m"
+    ends = "it is too low or too high"
     start_height = 0.75
     start_joints = (0.0, 1.0, 0.0, -1.0, 0.0, -1.0, 0.0, 1.0)
 

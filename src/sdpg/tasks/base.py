@@ -16,7 +16,7 @@ from sdpg.errors import SdpgError
 from sdpg.names import Names
 from sdpg.plugins import Plugins
 from sdpg.rng import RowRng
-from sdpg.tasks.registry import BUILT_IN, GROUP
+from sdpg.tasks.registry import BUILT_IN, GROUP, canonical
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
 
@@ -53,6 +53,12 @@ class Task(ABC):
     encoders: ClassVar[Mapping[str, Encoder]] = {}  # source -> how the policy takes it in
     state_parts: ClassVar[Mapping[str, int]] = {}  # part -> size, in order: what the state is made of, if of several
     state_encoders: ClassVar[Mapping[str, Encoder]] = {}  # part, or "state" -> how the critic takes it in
+    # For people, who read them in `sdpg tasks NAME`.
+    robot: ClassVar[str | None] = None  # the folder of MuJoCo Menagerie that its model is of
+    licence: ClassVar[str] = "that of sdpg"  # of a scene that is not of Menagerie
+    action_meaning: ClassVar[str] = ""  # what the numbers of an action are
+    ends: ClassVar[str] = ""  # when terminated() holds
+    randomised: ClassVar[Any] = None  # a Randomise, or name -> range: what differs from row to row
 
     def __init__(self, cfg: TaskCfg | None = None):
         self.cfg = self.Cfg() if cfg is None else cfg
@@ -112,8 +118,8 @@ TASKS = Plugins("task", Task, GROUP, BUILT_IN)
 
 
 def task_class(name: str) -> type[Task]:
-    """By registered name, or "my_package.my_module:MyTask"."""
-    return TASKS.load(name)
+    """By registered name, one of its aliases, or "my_package.my_module:MyTask"."""
+    return TASKS.load(canonical(name))
 
 
 def make_task(name: str, cfg: TaskCfg | None = None) -> Task:
@@ -130,7 +136,7 @@ def named_in_file(name: Any, typed: str | None = None) -> str:
     that the user has `typed` as well. Making a task imports its module: a file must not choose which."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+(:\w+)?", name):
         raise SdpgError(f"this file names {str(name)[:40]!r} as its task, which is neither a name nor module:Class")
-    if typed not in (None, name):
+    if typed is not None and canonical(typed) != name:
         raise SdpgError(f"this is of task '{name}', not '{typed}'; give that one, or another file")
     if ":" in name and typed is None:
         raise SdpgError(

@@ -25,6 +25,8 @@ class Cartpole(Robot):
     asset = "cartpole.xml"
     action_size = 1
     state_size = 4
+    action_meaning = "force on the cart, up to 20 N"
+    ends = "the pole has fallen or the cart is at the end of the rail"
     timestep = 0.01
     substeps = 2  # 50 Hz
     episode_steps = 300

@@ -32,6 +32,8 @@ class Hopper(PlanarRobot):
     asset = "hopper.xml"
     action_size = 3
     state_size = 11
+    action_meaning = "torques of thigh, leg and foot, up to 200 N m"
+    ends = "it is too low or too high, or moves far too fast"
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
         pitch = wrap_angle(x.qpos[..., 2])

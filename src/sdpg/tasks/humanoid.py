@@ -34,6 +34,8 @@ class Humanoid(FloatingRobot):
     asset = "humanoid.xml"
     action_size = 21
     state_size = 76
+    action_meaning = "torques of 21 hinges: abdomen, legs, arms"
+    ends = "it is too low or too high"
     start_height = 1.35
     start_joints = (0.0,) * 21
 

@@ -18,6 +18,21 @@ BUILT_IN = {
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
 }
 
+ALIASES = {  # the paper's names, as it spells them
+    "WalkerHurtle": "walker_hurdle",
+    "G1Hurtle": "g1_hurdle",
+    "Go2Terrain": "go2_terrain",
+    "FrankaPickCube": "franka_pick",
+    "AlohaInsertion": "aloha_insertion",
+    "AllegroHand": "allegro_cube",
+    "ShadowHand": "shadow_cube",
+}
+
+
+def canonical(name: str) -> str:
+    """The name that runs, presets and files know a task by."""
+    return ALIASES.get(name, name)
+
 
 def registry() -> dict[str, str]:
     """Task name -> "module:attribute"; third parties' too."""

@@ -26,6 +26,8 @@ class Walker(PlanarRobot):
     asset = "walker.xml"
     action_size = 6
     state_size = 17
+    action_meaning = "torques of hip, knee and ankle, right leg first, up to 100, 50 and 20 N m"
+    ends = "it is too low or too high, or tilts too far"
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
         forward = x.qvel[..., 0].clone()
