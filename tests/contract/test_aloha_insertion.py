@@ -188,12 +188,13 @@ def test_the_actor_does_not_see_the_objects(task):
 
 
 class InHand(AlohaInsertion):
-    """Begins with the objects between the fingers, 25 cm above the table and 7 cm apart."""
+    """Begins with the objects between the fingers, 25 cm above the table and 74 mm apart. The peg is held 3 cm behind
+    its middle: fingers don't go into the socket."""
 
-    places = {"left": np.array([-0.1, 0.0, 0.25]), "right": np.array([0.07, 0.0, 0.25])}
+    places = {"left": np.array([-0.1, 0.0, 0.25]), "right": np.array([0.1, 0.0, 0.25])}
 
     def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
-        qpos = at_start(peg=self.places["right"].tolist(), socket=self.places["left"].tolist())
+        qpos = at_start(peg=[0.07, 0.0, 0.25], socket=self.places["left"].tolist())
         for side, arm in (("left", LEFT), ("right", RIGHT)):
             qpos[arm][:6] = torch.from_numpy(pose(self, side, self.places[side], qpos.numpy())[0])
         qpos[LEFT][6:], qpos[RIGHT][6:] = PALM_GAP + 0.022, PALM_GAP + 0.015
@@ -215,9 +216,11 @@ def test_the_peg_fits_the_socket_when_driven_there():
     qpos = env.physics().qpos[0, 0].double().numpy().copy()
     lag = np.zeros(12)
     depths = []
-    for move in np.linspace(0.0, 0.077, 41):  # metres of either hand
-        ways = [pose(task, side, task.places[side] + np.array([sign * move, 0.0, 0.0]), qpos)
-                for side, sign in (("left", 1.0), ("right", -1.0))]
+    for move in np.linspace(0.0, 0.066, 36):  # metres of either hand
+        ways = [
+            pose(task, side, task.places[side] + np.array([sign * move, 0.0, 0.0]), qpos)
+            for side, sign in (("left", 1.0), ("right", -1.0))
+        ]
         joints, targets = (np.concatenate([way[i] for way in ways]) for i in (0, 1))
         qpos[LEFT][:6], qpos[RIGHT][:6] = joints[:6], joints[6:]
         for _ in range(5):

@@ -236,7 +236,6 @@ def _lowest(x: Physics) -> Tensor:
 def _aloha() -> mujoco.MjSpec:
     """Menagerie's, with the paper's cameras, and with collision shapes of its grippers alone."""
     spec = model("aloha", "aloha.xml")
-    spec.option.cone, spec.option.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0  # as the scene that it becomes part of
     solid = [geom for geom in spec.geoms if geom.contype or geom.conaffinity]
     in_the_way = [geom for geom in spec.geoms if geom.meshname == "d405_solid" and geom not in solid]  # cameras' cases
     for part in (*spec.keys, *spec.lights, *spec.cameras, *solid, *in_the_way):
