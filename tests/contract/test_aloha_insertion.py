@@ -7,8 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-
 from helpers.arms import joints_for, model_of, need_model, physics_of, terms_of
+
 from sdpg import presets
 from sdpg.build import make_env
 from sdpg.rng import RowRng
@@ -227,7 +227,7 @@ def test_the_peg_fits_the_socket_when_driven_there():
             now = env.physics().qpos[0, 0].double().numpy()
             lag += 0.05 * (joints - np.concatenate((now[LEFT][:6], now[RIGHT][:6])))
             wanted = torch.from_numpy(np.concatenate((targets + lag, [0.002, 0.002]))).float()
-            step = env.step(((wanted - env.memory["joint_targets"]) / STEP))
+            step = env.step((wanted - env.memory["joint_targets"]) / STEP)
             assert not step.terminated.any() and not step.failed.any()
         depths.append(aloha_insertion._tip_in_socket(env.physics())[0].item())
     measures = task.measure(env.physics(), env.memory)

@@ -6,8 +6,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-
 from helpers.arms import joints_for, model_of, need_model, physics_of, terms_of
+
 from sdpg import presets
 from sdpg.build import make_env
 from sdpg.rng import RowRng
@@ -72,6 +72,19 @@ def test_starts(task):
     assert torch.equal(start.mocap_pos[:, 0], target)
     x = physics_of(task, start.qpos[0])
     assert franka_pick._lowest(x) > 0.3 and not task.terminated(x, memory()).any()
+
+
+def test_the_camera_sees_every_cube_and_the_fingertips_from_the_start(task):
+    model = model_of(type(task))
+    data = mujoco.MjData(model)
+    start = task.start(RowRng(0, torch.arange(500)), 500, None)
+    data.qpos[:] = start.qpos[0]
+    mujoco.mj_forward(model, data)
+    camera, point = data.camera(HAND), franka_pick._point(physics_of(task, start.qpos[0]))[0]
+    places = torch.cat((start.qpos[:, :3], point)).double().numpy()  # (501, 3)
+    x, y, z = ((places - camera.xpos) @ camera.xmat.reshape(3, 3)).T
+    edge = math.tan(math.radians(model.cam_fovy[camera.id] / 2))
+    assert (z < 0.0).all() and (np.abs(x / z) < edge).all() and (np.abs(y / z) < edge).all()
 
 
 def test_zero_action_holds_the_start_pose_and_leaves_the_cube_alone(task):
@@ -194,9 +207,12 @@ def test_a_scripted_grasp_lifts_the_cube_to_the_target(task):
     grasped = []
     qpos = x.qpos[:, 0].double().numpy().copy()
     for steps, points, gripper in plan:
-        goal = np.stack([
-            joints_for(model, q, HAND, (0, 0, POINT_Z), p, DOWN, ARM_JOINTS)[1] for q, p in zip(qpos, points, strict=True)
-        ])  # (4, 7)
+        goal = np.stack(
+            [
+                joints_for(model, q, HAND, (0, 0, POINT_Z), p, DOWN, ARM_JOINTS)[1]
+                for q, p in zip(qpos, points, strict=True)
+            ]
+        )  # (4, 7)
         begin = env.memory["joint_targets"][:, 0, :7].double().numpy()
         for k in range(steps):
             wanted = begin + (goal - begin) * min(1.0, (k + 1) / (0.7 * steps))

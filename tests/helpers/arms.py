@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mujoco
 import numpy as np
@@ -14,15 +14,24 @@ import torch
 from sdpg.build import compile_scene
 from sdpg.errors import SdpgError
 from sdpg.names import Names
-from sdpg.tasks.base import Task
+from sdpg.tasks.base import Task, make_task
 from sdpg.tasks.menagerie import folder
 from sdpg.types import Physics
 
 
 def need_model(robot: str) -> None:
     """Skips what follows where a model of MuJoCo Menagerie can't be had; in CI that is a failure."""
+    _need(lambda: folder(robot))
+
+
+def need_scene(task: str) -> None:
+    """The same, for a task by its name."""
+    _need(lambda: make_task(task).scene())
+
+
+def _need(ask: Callable[[], object]) -> None:
     try:
-        folder(robot)
+        ask()
     except SdpgError as error:
         if os.environ.get("CI"):
             raise

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sdpg.tasks import Camera, Encoder, Ended, Memory, Physics, RowRng, Start, Task, Terms
 from sdpg.tasks.menagerie import model
-from sdpg.tasks.terms import ASSETS
+from sdpg.tasks.terms import ASSETS, moved_targets
 
 # In qpos: per arm six joints, the driven finger, the one that follows it. Velocities: below.
 PEG, SOCKET, LEFT, RIGHT = slice(0, 7), slice(7, 14), slice(14, 22), slice(22, 30)
@@ -111,7 +111,7 @@ class AlohaInsertion(Task):
         return Start(qpos, torch.zeros_like(qpos[:, 2:]), memory={"joint_targets": targets})
 
     def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
-        left, right, grippers = _moved(memory, action).split((6, 6, 2), dim=-1)
+        left, right, grippers = moved_targets(memory["joint_targets"], action, STEP, LOW, HIGH).split((6, 6, 2), dim=-1)
         return torch.cat((left, grippers[..., :1], right, grippers[..., 1:]), dim=-1)  # the model's order
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
@@ -138,7 +138,7 @@ class AlohaInsertion(Task):
         return (x.qpos[..., :3].abs() > WORKSPACE).any(-1) | (x.qpos[..., 7:10].abs() > WORKSPACE).any(-1)
 
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
-        return {"joint_targets": _moved(memory, action)}
+        return {"joint_targets": moved_targets(memory["joint_targets"], action, STEP, LOW, HIGH)}
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         joints = _joints(x.qpos[..., LEFT], x.qpos[..., RIGHT])
@@ -182,12 +182,6 @@ def _tolerance(distance: Tensor, bound: float, margin: float) -> Tensor:
 def _gaussian(distance: Tensor, bound: float, margin: float) -> Tensor:
     """1 up to `bound`, 0.1 a margin beyond."""
     return 0.1 ** ((distance - bound).clamp(min=0.0) / margin).square()
-
-
-def _moved(memory: Memory, action: Tensor) -> Tensor:
-    """Targets of the joints and of the grippers, after an action."""
-    low, high = (torch.tensor(limit, device=action.device) for limit in (LOW, HIGH))
-    return (memory["joint_targets"] + STEP * action.clamp(-1.0, 1.0)).clamp(low, high)
 
 
 def _joints(left: Tensor, right: Tensor) -> Tensor:

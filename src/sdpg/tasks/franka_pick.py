@@ -9,8 +9,10 @@ authors' released code. Deviations:
 4. The target is a part of what the actor is told, as the paper says, and is drawn; the code's actor can't know it.
 5. "The end-effector dips below the floor", as the paper says, by the lowest points of fingers and hand; the code ends
    episodes when a bounding box is within 1 mm of the floor. So fingers and floor need not collide.
-6. Only hand, fingers, object and floor collide, by boxes and a capsule: the arm can't get at itself in 3 s.
-7. Whether the object was reached opens the gripper to the policy, as in the code; with --task.free-gripper it is the
+6. The camera is tilted to (0, 0, 0.27) in place of (0, 0, 0.1) of the hand's frame, where it sees fingertips and every
+   object from the start pose; the code's does not see objects in the nearer half.
+7. Only hand, fingers, object and floor collide, by boxes and a capsule: the arm can't get at itself in 3 s.
+8. Whether the object was reached opens the gripper to the policy, as in the code; with --task.free-gripper it is the
    policy's from the beginning, as on a robot, which can't know.
 """
 
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from sdpg.tasks import Camera, Encoder, Ended, Memory, Physics, RowRng, Start, Task, TaskCfg, Terms
 from sdpg.tasks.menagerie import model
-from sdpg.tasks.terms import ASSETS, effort
+from sdpg.tasks.terms import ASSETS, effort, moved_targets
 
 ARM, FINGERS, CUBE = slice(7, 14), slice(14, 16), slice(0, 7)  # in qpos
 ROBOT_VEL, CUBE_VEL = slice(6, 15), slice(0, 6)  # in qvel
@@ -74,10 +76,10 @@ class FrankaPickCfg(TaskCfg):
 class FrankaPick(Task):
     """Action: steps of the targets of seven joints and of the gripper, which opens or closes as a whole.
 
-    State: arm positions 7, fingers 2, object's position 3 and quaternion 4, arm velocities 7, fingers 2, object's linear
-    and angular velocity 6, point between the fingertips 3, last two rows of the hand's rotation 6 and of the object's 6,
-    object from that point 3, target from the object 3, first two rows of the target's rotation minus the object's 6,
-    targets of the joints minus positions 8. Proprio: what of it is the robot's own, and the target 3.
+    State: arm positions 7, fingers 2, object's position 3 and quaternion 4, arm velocities 7, fingers 2, object's
+    linear and angular velocity 6, point between the fingertips 3, last two rows of the hand's rotation 6 and of the
+    object's 6, object from that point 3, target from the object 3, first two rows of the target's rotation minus the
+    object's 6, targets of the joints minus positions 8. Proprio: what of it is the robot's own, and the target 3.
     """
 
     Cfg = FrankaPickCfg
@@ -116,7 +118,7 @@ class FrankaPick(Task):
         return Start(qpos, torch.zeros_like(qpos[:, 1:]), memory, mocap_pos=target[:, None])
 
     def control(self, x: Physics, memory: Memory, action: Tensor) -> Tensor:
-        targets = _moved(memory, action)
+        targets = moved_targets(memory["joint_targets"], action, STEP, LOW, HIGH)
         close = targets[..., 7:] < SWITCH
         if not self.cfg.free_gripper:
             close = close & memory["reached"][..., None]
@@ -149,7 +151,7 @@ class FrankaPick(Task):
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
         from_point = (x.qpos[..., CUBE][..., :3] - _point(x)).norm(dim=-1)
         return {
-            "joint_targets": _moved(memory, action),
+            "joint_targets": moved_targets(memory["joint_targets"], action, STEP, LOW, HIGH),
             "target": memory["target"],
             "reached": memory["reached"] | (from_point < REACHED),
         }
@@ -203,12 +205,6 @@ def held(x: Physics) -> Tensor:
 
 def _near(distance: Tensor) -> Tensor:
     return 1.0 - distance.tanh()
-
-
-def _moved(memory: Memory, action: Tensor) -> Tensor:
-    """Targets of the joints and of the finger, after an action."""
-    low, high = (torch.tensor(limit, device=action.device) for limit in (LOW, HIGH))
-    return (memory["joint_targets"] + STEP * action.clamp(-1.0, 1.0)).clamp(low, high)
 
 
 def _in_frame(axes: Tensor, vector: Tensor) -> Tensor:
@@ -266,7 +262,7 @@ def _panda() -> mujoco.MjSpec:
         )
     view = hand.add_camera(name="hand", pos=[-0.2, 0.0, -0.05], fovy=60.0)
     view.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
-    view.alt.xyaxes = [0.0, 1.0, 0.0, 0.6, 0.0, -0.8]  # towards (0, 0, 0.1), the hand's x up
+    view.alt.xyaxes = [0.0, 1.0, 0.0, 0.848, 0.0, -0.53]  # towards (0, 0, 0.27), the hand's x up
     gripper = spec.actuator("actuator8")  # Menagerie's takes 0 to 255
     gripper.ctrlrange = [CLOSED, OPEN]
     gripper.gainprm[0] = -gripper.biasprm[1]
