@@ -35,13 +35,15 @@ def memory(reached: bool = False) -> dict[str, torch.Tensor]:
     return {"joint_targets": joints, "target": torch.tensor(TARGET)[None, None], "reached": torch.tensor([[reached]])}
 
 
-def between_the_fingers(task: FrankaPick, fingers: float, shift: float = 0.0) -> Physics:
-    """The cube at the point between the fingertips, `shift` metres along the hand's y, turned like the hand."""
+def between_the_fingers(task: FrankaPick, fingers: float, shift: float = 0.0, roll: float = 0.0) -> Physics:
+    """The cube at the point between the fingertips, `shift` metres along the hand's y, turned like the hand, and about
+    its x axis by `roll`."""
     hand = physics_of(task, at_start()).body(HAND)
     axes = hand.xmat[0, 0].view(3, 3)
     place = hand.xpos[0, 0] + shift * axes[:, 1] + POINT_Z * axes[:, 2]
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, axes.double().flatten().numpy())
+    mujoco.mju_mulQuat(quat, quat.copy(), np.array([math.cos(roll / 2), math.sin(roll / 2), 0.0, 0.0]))
     qpos = at_start(fingers=fingers)
     qpos[CUBE] = torch.cat((place, torch.from_numpy(quat).float()))
     return physics_of(task, qpos)
@@ -148,6 +150,7 @@ def test_grasp_pays_for_a_held_cube_only(task):
     assert terms_of(task, between_the_fingers(task, fingers=0.03), memory())["grasp"] == 0.0  # not closed yet
     assert terms_of(task, between_the_fingers(task, 0.025, shift=0.005), memory())["grasp"] == 0.0  # one finger touches
     assert terms_of(task, physics_of(task, at_start(fingers=0.0)), memory(True))["grasp"] == 0.0  # closed on nothing
+    assert terms_of(task, between_the_fingers(task, 0.035, roll=math.pi / 4), memory())["grasp"] == 0.0  # open, aslant
 
 
 def test_terminations(task):

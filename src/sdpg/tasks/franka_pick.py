@@ -5,7 +5,8 @@ authors' released code. Deviations:
 1. The object is 4 x 4 x 6 cm, as in MuJoCo Playground; the code's 8 cm cube is as wide as the open gripper, so that it
    can't be grasped. Its density is the code's.
 2. It starts on the floor, and ranges are counted from there; the code's starts 5 mm inside the floor.
-3. The grasp term pays while both fingers touch the object; the code's pays for a gripper that is closed on nothing.
+3. The grasp term pays while closed fingers touch the object, both of them; the code's can pay only for a gripper that
+   is closed on nothing.
 4. The target is a part of what the actor is told, as the paper says, and is drawn; the code's actor can't know it.
 5. "The end-effector dips below the floor", as the paper says, by the lowest points of fingers and hand; the code ends
    episodes when a bounding box is within 1 mm of the floor. So fingers and floor need not collide.
@@ -60,6 +61,7 @@ COLLISION: dict[str, Any] = {
 PALM_Z, PALM_LENGTH, PALM_RADIUS = 0.03, 0.06, 0.04  # a capsule along y
 
 REACHED = 0.02  # metres between that point and the object
+CLOSED_SUM = 0.045  # of both fingers' positions: what holds the object by its narrow sides is less open
 TOUCH = 0.0015  # metres between a finger and the object that count as touching
 FLOOR_CONTACT = 0.001
 LIFTED = 0.075  # height of the object
@@ -189,7 +191,8 @@ class FrankaPick(Task):
 
 
 def held(x: Physics) -> Tensor:
-    """(N, K) bool: both fingers touch the object, told by poses: contact sensors would cost a solver's pass a step."""
+    """(N, K) bool: closed fingers, both of which touch the object. Told by poses: contact sensors would cost a solver's
+    pass a step."""
     hand = x.body(HAND)
     axes = hand.xmat.unflatten(-1, (3, 3))  # (N, K, 3, 3) columns: the hand's axes
     place = _in_frame(axes, x.qpos[..., CUBE][..., :3] - hand.xpos)  # (N, K, 3)
@@ -200,7 +203,8 @@ def held(x: Physics) -> Tensor:
     side = torch.stack((place[..., 1], -place[..., 1]), dim=-1)  # (N, K, 2): towards either finger
     gap = x.qpos[..., FINGERS] - side - extent[..., 1:2]
     between = (place[..., 0].abs() < CUBE_HALF[0]) & ((place[..., 2] - PAD_Z).abs() < CUBE_HALF[2])
-    return between & (gap < TOUCH).all(-1)
+    closed = x.qpos[..., FINGERS].sum(-1) < CLOSED_SUM
+    return closed & between & (gap < TOUCH).all(-1)
 
 
 def _near(distance: Tensor) -> Tensor:
