@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.arms import need_scene
 
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
@@ -15,6 +16,7 @@ N, M, STEPS = 13, 2, 64  # 39 worlds: a row lies across the end of the last full
 
 @pytest.fixture(params=[*BUILT_IN, "helpers.tasks:Block"])  # Block: parameters per row, draws within an episode
 def name(request) -> str:
+    need_scene(request.param)
     return request.param
 
 

@@ -16,6 +16,7 @@ import torch
 from helpers.images import CHECKER, FRONT, KINDS, SKY, SUN, depth_of, picture, rgb_of, scene, states, still, suite
 from helpers.pretended_gpu import OnGpu, pretended_gpu, to_host
 from helpers.runs import subprocess_env
+from helpers.tasks import SUITE
 from torch import Tensor
 
 from sdpg.errors import SdpgError
@@ -23,7 +24,7 @@ from sdpg.render.api import Image, Renderer, View
 from sdpg.render.choose import Kind, choose, make_renderer
 from sdpg.render.own import varied
 from sdpg.render.views import ray_length
-from sdpg.tasks.base import BUILT_IN, make_task
+from sdpg.tasks.base import make_task
 from sdpg.types import MOCAP
 
 # --- each by itself ---------------------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ def test_a_scene_that_raster_cannot_draw_goes_to_warp_by_itself() -> None:
     assert choose(flat, [view]) == ("warp", "camera 'front' is orthographic")
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SUITE)
 def test_the_suite_is_drawn_by_raster_and_on_a_gpu_by_warp(name: str) -> None:
     view = View(make_task(name).camera)
     assert choose(suite(name), [view])[0] == "raster"

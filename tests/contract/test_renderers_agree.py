@@ -20,11 +20,12 @@ from helpers.images import (
     still,
     suite,
 )
+from helpers.tasks import SUITE
 from torch import Tensor
 
 from sdpg.render.api import Image, View
 from sdpg.render.choose import Kind, choose, make_renderer
-from sdpg.tasks.base import BUILT_IN, make_task
+from sdpg.tasks.base import make_task
 
 
 def seen_robot(model: mujoco.MjModel, kind: Kind, camera: str, qpos: Tensor) -> tuple[Image, Tensor]:
@@ -50,13 +51,13 @@ def agree(name: str, num: int) -> None:
     assert (torch.isfinite(depth_of(a)) == torch.isfinite(depth_of(b))).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SUITE)
 def test_renderers_agree_on_the_suite(name: str) -> None:
     agree(name, 20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SUITE)
 def test_renderers_agree_on_many_states(name: str) -> None:
     agree(name, 200)
 
@@ -142,7 +143,7 @@ def test_texture_of_a_plane(uniform: str, size: str) -> None:
 
 def test_tiles_of_the_suite_are_one_metre() -> None:
     """Straight down from 2 m, a picture 4 m wide: colours change every quarter of its width."""
-    for name in BUILT_IN:
+    for name in SUITE:
         spec = make_task(name).scene()
         spec.worldbody.add_camera(name="down", pos=[2, 0, 2], fovy=90)
         model = spec.compile()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.sims import READS, SCENE, E, ctrl_at, run_steps, same_fields, start_worlds
+from helpers.tasks import SUITE
 from torch import Tensor
 
 from sdpg.build import compile_scene
@@ -31,7 +32,7 @@ from sdpg.run import failures
 from sdpg.run.memory import make_plan
 from sdpg.sim import warp
 from sdpg.sim.warp import WarpSim, trial
-from sdpg.tasks.base import BUILT_IN, make_task
+from sdpg.tasks.base import make_task
 from sdpg.train import train
 from sdpg.watch.replay import replay
 
@@ -92,7 +93,7 @@ def _actions(env: BranchedEnv, steps: int, seed: int = 0) -> Tensor:
     return torch.rand(steps, *env.grid, env.task.action_size, generator=generator) * 2 - 1
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, pytest.param("humanoid with cones", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*SUITE, pytest.param("humanoid with cones", marks=pytest.mark.slow)])
 def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name: str) -> None:
     """100 steps of random full-size actions with contacts, 4 worlds. These are chaotic: two engines that round
     differently part company within a second, and rightly so. So each step is judged by itself: the trajectory is the
@@ -124,7 +125,7 @@ def test_every_step_of_an_open_loop_trajectory_is_that_of_the_other_engine(name:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SUITE)
 def test_without_contacts_the_engines_stay_together(name: str) -> None:
     """The same 100 steps run freely, without contacts and with small actions: nothing amplifies what is rounded.
     Within 1e-3 at the end (3e-4 seen)."""

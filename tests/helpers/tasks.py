@@ -11,6 +11,8 @@ from sdpg.sim.toy import ToyTask
 from sdpg.tasks.base import Task
 from sdpg.types import Ended, Memory, Physics, Start, Terms
 
+SUITE = ("cartpole", "hopper", "walker", "ant", "humanoid")  # robots of our own
+
 BLOCK = """
 <mujoco><worldbody><geom type="plane" size="9 9 .1"/><body pos="0 0 .1"><freejoint/>
 <geom type="box" size=".1 .1 .1" mass="1"/></body></worldbody>

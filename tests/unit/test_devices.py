@@ -14,6 +14,7 @@ from typing import Any
 import mujoco
 import pytest
 import torch
+from helpers.arms import need_scene
 from helpers.pretended_gpu import DEVICE, OnGpu, moved, pretended_gpu, to_host
 from helpers.runs import tiny
 from torch import Tensor
@@ -209,6 +210,7 @@ def test_random_numbers_are_the_same_on_every_device() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_task_steps_and_restarts_on_the_device(name: str) -> None:
+    need_scene(name)
     size = make_task(name).action_size
     actions = torch.rand(4, 2, 2, size, generator=torch.Generator().manual_seed(0))  # (T, N, K, A)
 

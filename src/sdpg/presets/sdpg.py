@@ -10,6 +10,7 @@ from sdpg.presets.delta import Delta, Values
 
 NOTHING = Delta()
 _ENTROPY: Values = {"entropy": True, "auto_temperature": True}
+_ARMS: Values = {"actor_widths": (512, 256, 128), "critic_widths": (512, 256, 128), "target_decay": 0.2}
 
 PAPER = {
     "hopper": Delta({"iterations": 10_000}, _ENTROPY),
@@ -27,12 +28,19 @@ PAPER = {
             "entropy": True,  # fixed temperature, as released; the paper's table says no
         },
     ),
+    "franka_pick": Delta({"iterations": 5000}, _ARMS | {"critic_lr": 5e-4}),
+    "aloha_insertion": Delta({"iterations": 20_000}, _ARMS | {"critic_lr": 2e-3}),
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
     "hopper": Delta({"iterations": 20_000}),
     "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
     "humanoid": Delta({"iterations": 200_000}, {"encoder_features": 256}),
+    "franka_pick": Delta(
+        {"iterations": 10_000},
+        {"horizon": 64, "actor_widths": (1024, 512, 256, 128), "critic_widths": (1024, 512, 256, 128)},
+    ),
+    "aloha_insertion": Delta({"iterations": 40_000, "num_nominal": 48}, {"horizon": 64}),
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -49,6 +57,14 @@ _CPU = Delta(
     },
 )
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
+# Both begin with small actions, so that the arms stay near what they are to grasp; and rewards of up to 37 a step.
+_CPU_ARMS: Values = {
+    "initial_std": 0.5,
+    "output_gain": 0.1,
+    "actor_widths": (256, 128),
+    "critic_widths": (256, 128),
+    "reward_scale": 0.03,
+}
 CPU = {
     "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
@@ -58,6 +74,8 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
+    "franka_pick": Delta({"iterations": 1500}, _CPU_ARMS),
+    "aloha_insertion": Delta({"iterations": 1500}, _CPU_ARMS),
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

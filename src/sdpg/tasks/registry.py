@@ -16,6 +16,8 @@ BUILT_IN = {
     "walker": "sdpg.tasks.walker:Walker",
     "ant": "sdpg.tasks.ant:Ant",
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
+    "franka_pick": "sdpg.tasks.franka_pick:FrankaPick",
+    "aloha_insertion": "sdpg.tasks.aloha_insertion:AlohaInsertion",
 }
 
 ALIASES = {  # the paper's names, as it spells them

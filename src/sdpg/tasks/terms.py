@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +32,12 @@ def height_reward(height: Tensor, target: float, tolerance: float, gain: float =
 def effort(action: Tensor) -> Tensor:
     """||a||^2: (..., A) -> (...)."""
     return action.square().sum(-1)
+
+
+def moved_targets(targets: Tensor, action: Tensor, step: float, low: Sequence[float], high: Sequence[float]) -> Tensor:
+    """Targets of position actuators (..., A) after an action that moves each by up to `step`, within their limits."""
+    limits = (torch.tensor(limit, device=action.device) for limit in (low, high))
+    return (targets + step * action.clamp(-1.0, 1.0)).clamp(*limits)
 
 
 def wrap_angle(angle: Tensor) -> Tensor:
