@@ -10,6 +10,19 @@ from sdpg.presets.delta import Delta, Values
 
 NOTHING = Delta()
 _ENTROPY: Values = {"entropy": True, "auto_temperature": True}
+_HAND = Delta(  # from state the paper has no table: as released
+    {"iterations": 5_000},
+    {
+        "actor_widths": (1024, 512, 256, 128),
+        "critic_widths": (1024, 512, 256, 128),
+        "horizon": 16,
+        "actor_lr": 1e-3,
+        "critic_lr": 5e-4,
+        "target_decay": 0.2,
+        "max_grad_norm": 0.5,
+    },
+)
+_SEEING_HAND = Delta({}, {"actor_widths": (256, 128), "horizon": 32, "actor_lr": 2e-3, "max_grad_norm": 1.0})
 
 PAPER = {
     "hopper": Delta({"iterations": 10_000}, _ENTROPY),
@@ -27,12 +40,16 @@ PAPER = {
             "entropy": True,  # fixed temperature, as released; the paper's table says no
         },
     ),
+    "allegro_cube": _HAND,
+    "shadow_cube": _HAND,
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
     "hopper": Delta({"iterations": 20_000}),
     "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
     "humanoid": Delta({"iterations": 200_000}, {"encoder_features": 256}),
+    "allegro_cube": _SEEING_HAND,
+    "shadow_cube": _SEEING_HAND,
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -48,6 +65,19 @@ _CPU = Delta(
         "reward_scale": 0.1,
     },
 )
+# Networks that two cores can train, and little of an action to begin with: the middle of all ranges holds the cube.
+_CPU_HAND = Delta(
+    {},
+    {
+        "actor_widths": (256, 128),
+        "critic_widths": (256, 128),
+        "actor_lr": 2e-3,
+        "max_grad_norm": 1.0,
+        "initial_std": 0.5,
+        "output_gain": 0.1,
+        "warmup": 10,
+    },
+)
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
 CPU = {
     "cartpole": Delta(
@@ -58,6 +88,8 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
+    "allegro_cube": _CPU_HAND,
+    "shadow_cube": _CPU_HAND,
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

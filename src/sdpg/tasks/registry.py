@@ -16,6 +16,8 @@ BUILT_IN = {
     "walker": "sdpg.tasks.walker:Walker",
     "ant": "sdpg.tasks.ant:Ant",
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
+    "allegro_cube": "sdpg.tasks.allegro_cube:AllegroCube",
+    "shadow_cube": "sdpg.tasks.shadow_cube:ShadowCube",
 }
 
 
