@@ -1,7 +1,15 @@
-"""Allegro hand: turn a cube in the hand to a goal orientation.
+"""Allegro hand: turn a cube to the orientation it is told, without dropping it.
 
-Numbers from the released code of the paper's authors, where the paper is silent. Deviations:
+Reward and termination from the paper, numbers from its authors' released code. The robot is MuJoCo Menagerie's, with
+that code's limits and gains. Deviations:
 1. The previous action is that of the last step; the code keeps the one that the episode began with.
+2. The thumb's base starts at its lower limit, 0.2792 rad; the code's 0.263 is beyond it.
+3. The cube's faces have six plain colours, as plates, which every renderer draws; the code has a texture with letters.
+4. Contacts are those of Menagerie's boxes and capsules, the thumb's and the fingers' with each other included.
+5. `--task.goals` gives an episode several goals, one after the other; the paper and the code have one. Reaching one
+   then pays, because a reward that only falls with the angle to the goal would punish it with a new goal.
+6. The drawn goal is the episode's first: nothing moves in a picture that physics does not move. It is outside of what
+   the policy's camera sees, as in the code; the policy is told the current goal.
 """
 
 from __future__ import annotations
@@ -59,7 +67,7 @@ class AllegroCube(InHand):
         palm.pos, palm.quat = (0.25, 0.0, 0.2), (0.0, 1.0, 0.0, 0.7)
         for name, (low, high, _) in self.joints.items():
             joint, actuator = spec.joint(name), spec.actuator(name.replace("j", "a"))
-            joint.range, joint.damping, joint.armature = (low, high), [DAMPING,0,0], ARMATURE
+            joint.range, joint.damping, joint.armature = (low, high), (DAMPING, 0.0, 0.0), ARMATURE
             actuator.ctrlrange = (low, high)
             actuator.set_to_position(kp=STIFFNESS)
         for geom in spec.geoms:

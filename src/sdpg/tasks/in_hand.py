@@ -19,10 +19,12 @@ from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.terms import effort
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
+Place = tuple[float, float, float]
+
 CUBE_SIDE = 0.06  # metres
 FACES = {  # where a face of the cube points to -> its colour
     (1, 0, 0): (0.9, 0.1, 0.1),  # red
-    (-1, 0, 0): (1.0, 0.6, 0.0),  # orange
+    (-1, 0, 0): (0.7, 0.1, 0.8),  # purple
     (0, 1, 0): (0.1, 0.7, 0.1),  # green
     (0, -1, 0): (0.1, 0.3, 0.9),  # blue
     (0, 0, 1): (1.0, 1.0, 1.0),  # white
@@ -36,7 +38,9 @@ REACHED = 0.4  # rad
 DISTANCE_WEIGHT = 10.0
 EFFORT_WEIGHT = 2e-4
 HELD = 3.0
-GOAL_BONUS = 250.0  # a new goal costs at most (1.57^2 - 0.4^2) / (1 - gamma) = 231 of whoever never turns the cube again
+GOAL_BONUS = (
+    250.0  # a new goal costs at most (1.57^2 - 0.4^2) / (1 - gamma) = 231 of whoever never turns the cube again
+)
 VELOCITY_SCALE = 0.2  # of joints and of the cube's rotation, in what networks see
 
 
@@ -75,11 +79,13 @@ def random_turn(rng: RowRng) -> Tensor:
     return torch.cat((half.cos(), sine * about_x, sine * (1.0 - about_x), torch.zeros_like(half)), dim=-1)
 
 
-def look_at(camera: mujoco.MjsCamera, target: tuple[float, float, float]) -> None:
+def look_at(camera: mujoco.MjsCamera, target: Place) -> None:
     """Turns a camera towards a point; the world's z is up in its picture."""
-    away = torch.tensor(camera.pos) - torch.tensor(target, dtype=torch.float64)
-    right = torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), away)
-    camera.alt.xyaxes = torch.cat((right, torch.linalg.cross(away, right))).tolist()
+    back = np.asarray(camera.pos) - target
+    right = np.cross((0.0, 0.0, 1.0), back)
+    axes = np.stack([axis / np.linalg.norm(axis) for axis in (right, np.cross(back, right), back)], axis=1)  # (3, 3)
+    mujoco.mju_mat2Quat(quat := np.zeros(4), axes.ravel())
+    camera.quat = quat
 
 
 def add_faces(body: mujoco.MjsBody, name: str) -> None:
@@ -103,8 +109,8 @@ class InHand(Task):
 
     Action: where the position actuators shall be, from the lower to the upper end of their ranges.
 
-    Actor's vector, "proprio": joint positions (-1 and 1 are the limits), 0.2 * joint velocities, in-hand position 3, goal
-    quaternion 4, fingertips (positions, quaternions, linear and angular velocities, in the world), previous action.
+    Actor's vector, "proprio": joint positions (-1 and 1 are the limits), 0.2 * joint velocities, in-hand position 3,
+    goal quaternion 4, fingertips (positions, quaternions, linear and angular velocities; world), previous action.
     State: joint positions and velocities, cube position 3, quaternion 4, linear velocity 3 (world), 0.2 * angular
     velocity 3 (body), in-hand position 3, goal quaternion 4, rotation from the goal to the cube 4, fingertips, previous
     action.
@@ -115,24 +121,27 @@ class InHand(Task):
     camera = "view"
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("palm")}
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("proprio", "pixels")}
-    encoders: ClassVar[Mapping[str, Encoder]] = {"proprio": Encoder(widths=(1024, 256)), "pixels": Encoder(features=256)}
+    encoders: ClassVar[Mapping[str, Encoder]] = {
+        "proprio": Encoder(widths=(1024, 256)),
+        "pixels": Encoder(features=256),
+    }
     reads = ("sensordata",)
 
     joints: ClassVar[Mapping[str, tuple[float, float, float]]]  # name -> lower limit, upper limit, start; in qpos order
     fingertips: ClassVar[tuple[str, ...]]  # bodies
     cube_density: ClassVar[float]
     cube_friction: ClassVar[float]
-    cube_start: ClassVar[tuple[float, float, float]]
-    in_hand: ClassVar[tuple[float, float, float]]  # where the cube shall stay
-    goal_place: ClassVar[tuple[float, float, float]]  # where the goal is drawn
-    palm_camera: ClassVar[tuple[float, float, float]]
-    palm_target: ClassVar[tuple[float, float, float]]
+    cube_start: ClassVar[Place]
+    in_hand: ClassVar[Place]  # where the cube shall stay
+    goal_place: ClassVar[Place]  # where the goal is drawn
+    palm_camera: ClassVar[Place]
+    palm_target: ClassVar[Place]
     contact_time: ClassVar[float]  # seconds: solref
     fall_distance: ClassVar[float] = 0.2  # from where the cube shall stay
 
     @abstractmethod
     def hand(self) -> mujoco.MjSpec:
-        """The robot in its place, with its limits, gains and contacts."""
+        """The robot in its place, with its limits, gains and contacts; all its joints are in `joints`."""
 
     def scene(self) -> mujoco.MjSpec:
         spec = self.hand()
