@@ -259,7 +259,18 @@ def test_six_faces_differ_and_touch_nothing(task):
         np.testing.assert_allclose(model.geom_rgba[plates, :3], [FACES[axis] for axis in directions], atol=1e-6)
 
 
-def test_the_camera_is_fixed_and_points_at_the_palm(task):
+def sees(model: mujoco.MjModel, camera: str, point: tuple[float, float, float]) -> bool:
+    """Of a fixed camera with a square picture."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    where = model.camera(camera).id
+    right, up, back = data.cam_xmat[where].reshape(3, 3).T @ (np.array(point) - data.cam_xpos[where])
+    edge = math.tan(math.radians(model.cam_fovy[where]) / 2)
+    return bool(back < 0 and abs(right / back) < edge and abs(up / back) < edge)
+
+
+def test_the_policys_camera_is_fixed_and_points_at_the_palm(task):
     model = model_of(task)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -269,10 +280,12 @@ def test_the_camera_is_fixed_and_points_at_the_palm(task):
     aim = np.array(task.palm_target) - task.palm_camera
     np.testing.assert_allclose(-axes[:, 2], aim / np.linalg.norm(aim), atol=1e-6)
     assert axes[2, 1] > 0 and abs(axes[2, 0]) < 1e-9  # up is up
-    edge = math.tan(math.radians(40.0))
-    for point, visible in ((task.in_hand, True), (task.goal_place, False)):
-        right, up, back = axes.T @ (np.array(point) - task.palm_camera)
-        assert bool(back < 0 and abs(right / back) < edge and abs(up / back) < edge) is visible
+    assert sees(model, "palm", task.in_hand) and not sees(model, "palm", task.goal_place)
+
+
+def test_films_show_cube_and_goal(task):
+    model = model_of(task)
+    assert task.camera == "view" and sees(model, "view", task.in_hand) and sees(model, "view", task.goal_place)
 
 
 def test_the_tasks_are_registered():

@@ -79,7 +79,7 @@ def random_turn(rng: RowRng) -> Tensor:
     return torch.cat((half.cos(), sine * about_x, sine * (1.0 - about_x), torch.zeros_like(half)), dim=-1)
 
 
-def look_at(camera: mujoco.MjsCamera, target: Place) -> None:
+def look_at(camera: mujoco.MjsCamera, target: Place | np.ndarray) -> None:
     """Turns a camera towards a point; the world's z is up in its picture."""
     back = np.asarray(camera.pos) - target
     right = np.cross((0.0, 0.0, 1.0), back)
@@ -153,8 +153,8 @@ class InHand(Task):
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=[0, 0, -1], diffuse=[0.8, 0.8, 0.8], castshadow=False
         )
         look_at(world.add_camera(name="palm", pos=self.palm_camera, fovy=80.0), self.palm_target)
-        x, y, z = self.in_hand
-        look_at(world.add_camera(name="view", pos=(x + 0.35, y + 0.35, z + 0.3), fovy=50.0), (x, y + 0.1, z))
+        middle = np.add(self.in_hand, self.goal_place) / 2.0  # films show cube and goal
+        look_at(world.add_camera(name="view", pos=middle + (0.6, 0.0, 0.3), fovy=50.0), middle)
         cube = world.add_body(name="cube", pos=self.cube_start)
         cube.add_freejoint(name="cube")
         cube.add_geom(
