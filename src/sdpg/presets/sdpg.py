@@ -11,6 +11,19 @@ from sdpg.presets.delta import Delta, Values
 NOTHING = Delta()
 _ENTROPY: Values = {"entropy": True, "auto_temperature": True}
 _ARMS: Values = {"actor_widths": (512, 256, 128), "critic_widths": (512, 256, 128), "target_decay": 0.2}
+_HAND = Delta(  # from state the paper has no table: as released
+    {"iterations": 5_000},
+    {
+        "actor_widths": (1024, 512, 256, 128),
+        "critic_widths": (1024, 512, 256, 128),
+        "horizon": 16,
+        "actor_lr": 1e-3,
+        "critic_lr": 5e-4,
+        "target_decay": 0.2,
+        "max_grad_norm": 0.5,
+    },
+)
+_SEEING_HAND = Delta({}, {"actor_widths": (256, 128), "horizon": 32, "actor_lr": 2e-3, "max_grad_norm": 1.0})
 
 PAPER = {
     "hopper": Delta({"iterations": 10_000}, _ENTROPY),
@@ -30,6 +43,8 @@ PAPER = {
     ),
     "franka_pick": Delta({"iterations": 5000}, _ARMS | {"critic_lr": 5e-4}),
     "aloha_insertion": Delta({"iterations": 20_000}, _ARMS | {"critic_lr": 2e-3}),
+    "allegro_cube": _HAND,
+    "shadow_cube": _HAND,
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
@@ -41,6 +56,8 @@ PAPER_PIXELS = {
         {"horizon": 64, "actor_widths": (1024, 512, 256, 128), "critic_widths": (1024, 512, 256, 128)},
     ),
     "aloha_insertion": Delta({"iterations": 40_000, "num_nominal": 48}, {"horizon": 64}),
+    "allegro_cube": _SEEING_HAND,
+    "shadow_cube": _SEEING_HAND,
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -54,6 +71,19 @@ _CPU = Delta(
         "critic_lr": 1e-3,
         "critic_schedule": "constant",
         "reward_scale": 0.1,
+    },
+)
+# Networks that two cores can train, and little of an action to begin with: the middle of all ranges holds the cube.
+_CPU_HAND = Delta(
+    {},
+    {
+        "actor_widths": (256, 128),
+        "critic_widths": (256, 128),
+        "actor_lr": 2e-3,
+        "max_grad_norm": 1.0,
+        "initial_std": 0.5,
+        "output_gain": 0.1,
+        "warmup": 10,
     },
 )
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
@@ -76,6 +106,8 @@ CPU = {
     "humanoid": Delta({"iterations": 5000}),
     "franka_pick": Delta({"iterations": 1500}, _CPU_ARMS),
     "aloha_insertion": Delta({"iterations": 1500}, _CPU_ARMS),
+    "allegro_cube": _CPU_HAND,
+    "shadow_cube": _CPU_HAND,
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

@@ -18,6 +18,8 @@ BUILT_IN = {
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
     "franka_pick": "sdpg.tasks.franka_pick:FrankaPick",
     "aloha_insertion": "sdpg.tasks.aloha_insertion:AlohaInsertion",
+    "allegro_cube": "sdpg.tasks.allegro_cube:AllegroCube",
+    "shadow_cube": "sdpg.tasks.shadow_cube:ShadowCube",
 }
 
 ALIASES = {  # the paper's names, as it spells them
