@@ -16,6 +16,7 @@ BUILT_IN = {
     "walker": "sdpg.tasks.walker:Walker",
     "ant": "sdpg.tasks.ant:Ant",
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
+    "go2_terrain": "sdpg.tasks.go2_terrain:Go2Terrain",
 }
 
 
