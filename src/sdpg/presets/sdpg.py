@@ -45,6 +45,26 @@ PAPER = {
     "aloha_insertion": Delta({"iterations": 20_000}, _ARMS | {"critic_lr": 2e-3}),
     "allegro_cube": _HAND,
     "shadow_cube": _HAND,
+    "go2_terrain": Delta(
+        {"iterations": 50_000},
+        {
+            "actor_widths": (512, 256, 128),
+            "critic_widths": (512, 256, 128),
+            "horizon": 24,
+            "actor_lr": 5e-4,
+            "critic_lr": 5e-4,
+            "target_decay": 0.0,
+            "causal": False,
+            "eligibility_trace": False,
+            "reward_scale": 10.0,
+            # As released; the paper's tables say cosine, 2, learned and bounded as elsewhere.
+            "actor_schedule": "constant",
+            "critic_passes": 5,
+            "exploration": "fixed",
+            "mean_bound": None,
+            "log_std_bounds": None,
+        },
+    ),
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
@@ -108,6 +128,27 @@ CPU = {
     "aloha_insertion": Delta({"iterations": 1500}, _CPU_ARMS),
     "allegro_cube": _CPU_HAND,
     "shadow_cube": _CPU_HAND,
+    # A calm beginning, in which the robot stays on its feet, and what the other tasks learn with; smaller networks.
+    "go2_terrain": Delta(
+        {"iterations": 2000},
+        {
+            "actor_widths": (256, 128),
+            "critic_widths": (256, 128),
+            "actor_lr": 1e-3,
+            "actor_schedule": "cosine",
+            "warmup": 20,
+            "target_decay": 0.2,
+            "causal": True,
+            "eligibility_trace": True,
+            "reward_scale": 1.0,
+            "critic_passes": 2,
+            "exploration": "shared",
+            "initial_std": 0.5,
+            "output_gain": 0.1,
+            "mean_bound": 2.0,
+            "log_std_bounds": (-5.0, 2.0),
+        },
+    ),
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

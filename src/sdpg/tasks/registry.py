@@ -20,6 +20,7 @@ BUILT_IN = {
     "aloha_insertion": "sdpg.tasks.aloha_insertion:AlohaInsertion",
     "allegro_cube": "sdpg.tasks.allegro_cube:AllegroCube",
     "shadow_cube": "sdpg.tasks.shadow_cube:ShadowCube",
+    "go2_terrain": "sdpg.tasks.go2_terrain:Go2Terrain",
 }
 
 ALIASES = {  # the paper's names, as it spells them

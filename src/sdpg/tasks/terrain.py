@@ -143,6 +143,20 @@ class Terrain:
 
     def height_at(self, xy: Tensor) -> Tensor:
         """Of the ground: (..., 2) -> (...). Beyond the map it is that of its edge."""
+        near, shares, rises = self._triangle(xy)
+        return near + shares[0] * rises[0] + shares[1] * rises[1]
+
+    def distance(self, points: Tensor) -> Tensor:
+        """To the plane of the triangle below, negative underground: (..., 3) -> (...). A ball of a larger radius
+        touches the ground."""
+        near, shares, rises = self._triangle(points[..., :2])
+        above = points[..., 2] - (near + shares[0] * rises[0] + shares[1] * rises[1])
+        slope = (rises[0].square() + rises[1].square()) / self.cfg.cell**2
+        return above * (1.0 + slope).rsqrt()
+
+    def _triangle(self, xy: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The one that points (..., 2) are on: the height of its corner at the lowest x and y, how far along its two
+        other sides they are, and how much these rise. All (...)."""
         heights = self._heights(xy.device)
         rows, columns = heights.shape
         place = (xy - torch.tensor(self.low, device=xy.device)) / self.cfg.cell  # (..., 2) in cells
@@ -153,9 +167,8 @@ class Terrain:
         flat = heights.view(-1)
         near, far = flat[corner], flat[corner + columns + 1]  # the ends of the cut
         # The triangle's third corner is at the side of the larger share: h = near + u (side - near) + v (far - side).
-        side = torch.where(u >= v, flat[corner + 1], flat[corner + columns])
-        first, second = torch.maximum(u, v), torch.minimum(u, v)
-        return near + first * (side - near) + second * (far - side)
+        side = flat[corner + torch.where(u >= v, 1, columns)]
+        return near, (torch.maximum(u, v), torch.minimum(u, v)), (side - near, far - side)
 
     def height_scan(self, xy: Tensor, yaw: Tensor, offsets: Tensor) -> Tensor:
         """Heights of the ground at `offsets` (P, 2), forward and left, of robots at xy (..., 2) that face yaw (...):
