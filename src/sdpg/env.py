@@ -82,6 +82,12 @@ class BranchedEnv:
         """(N, K) control steps since a branch was last its nominal; 0 for the nominals themselves."""
         return self._steps_since_branch
 
+    def step_rng(self) -> RowRng:
+        """What the task draws from in the next step: a copy, to draw the same."""
+        rng = RowRng(self.seed, self.rows, stream=self._step_rng.stream)
+        rng.counter.copy_(self._step_rng.counter)
+        return rng
+
     @property
     def memory(self) -> Memory:
         """What the task remembers: a copy, to look at."""

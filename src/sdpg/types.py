@@ -181,6 +181,7 @@ class Rollout:
     terminated: Tensor  # (T, N, K) bool: no value beyond
     done: Tensor  # (T, N, K) bool: the branch was restarted after the step, or the segment ended
     failed: Tensor  # (T, N, K) bool
+    searched: Tensor | None = None  # (T, N, A) where further search led the mean; None: there was none
 
 
 Progress = Callable[[range], Iterable[int]]

@@ -77,6 +77,8 @@ class Shapes:
     vectors: tuple[int, ...] = ()  # and of these
     vector_widths: tuple[tuple[int, ...] | None, ...] = ()  # of their MLPs, where the task says so
     state_mlps: tuple[tuple[int, ...], ...] = ()  # size and widths of each part of the critic's state, if it has parts
+    directions: int = 0  # in which a step can be perturbed: 2 nv + na + nu
+    world: int = 0  # bytes of a world's state
 
     def vector_mlps(self, widths: Sequence[int]) -> list[tuple[int, ...]]:
         """Size and widths of each vector of the policy; `widths`: of those of which the task says nothing."""
@@ -105,6 +107,15 @@ class Work:
     calls: float
     units: float
     messages: float = 0.0  # between ranks
+
+
+@dataclass(frozen=True)
+class GuidedSearch:
+    """A policy gradient as guided search: trajectories are improved, then the policy is cloned from them."""
+
+    how: str  # what improves them
+    search_steps: int  # of them for a batch of rollouts
+    cloning_steps: int  # and of the policy
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,10 @@ class AlgoCfg(ABC):
     def rules(self) -> dict[str, bool]:
         """What must hold of the options: a sentence that names the option -> whether it holds."""
         return {}
+
+    def guided_search(self) -> GuidedSearch | None:
+        """What one iteration is, seen as guided search; None for those that are not of this kind."""
+        return None
 
     @abstractmethod
     def memory(self, shapes: Shapes) -> Need:

@@ -9,7 +9,13 @@ ALGORITHMS = Plugins(
     "algorithm",
     AlgoCfg,
     "sdpg.algorithms",
-    {"sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg", "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg"},
+    {
+        "sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg",
+        "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg",
+        "shac": "sdpg.algos.first_order_cfg:ShacCfg",
+        "sapo": "sdpg.algos.first_order_cfg:SapoCfg",
+        "dva": "sdpg.algos.first_order_cfg:DvaCfg",
+    },
 )
 
 

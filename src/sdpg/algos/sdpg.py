@@ -34,14 +34,14 @@ from sdpg.types import Metrics, Rollout
 
 
 def exploration_noise(
-    seed: int, iteration: int, rows: Tensor, size: tuple[int, int, int], antithetic: bool = False
+    seed: int, iteration: int, rows: Tensor, size: tuple[int, int, int], antithetic: bool = False, again: int = 0
 ) -> Tensor:
     """Standard normal noise (T, N, 1 + M, A), 0 for the nominal: a function of (seed, iteration, row) alone.
 
-    `size` is (T, M, A), `rows` is (N,)."""
+    `size` is (T, M, A), `rows` is (N,). `again`: how often the segment has been played before."""
     n, (t, m, a) = len(rows), size
     pairs = (m + 1) // 2 if antithetic else m
-    noise = RowRng(seed, rows, stream=(iteration << 8) + 3).normal(t, pairs, a)  # (N, T, M or M/2, A)
+    noise = RowRng(seed, rows, stream=(iteration << 8) + 3 + (again << 4)).normal(t, pairs, a)  # (N, T, M or M/2, A)
     if antithetic:
         noise = torch.cat((noise, -noise), dim=2)[:, :, :m]
     return torch.cat((noise.new_zeros(n, t, 1, a), noise), dim=2).transpose(0, 1).contiguous()
@@ -189,6 +189,7 @@ class Sdpg(NetworkAlgorithm):
         cfg, k, a = self.cfg, env.num_branches, env.task.action_size
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
+        start = env.state_dict() if cfg.search_steps > 1 else {}
         env.branch()
         size = (cfg.horizon, k - 1, a)
         noise = exploration_noise(self.seed, self.iteration, env.rows, size, cfg.antithetic)  # (T, N, K, A)
@@ -207,7 +208,7 @@ class Sdpg(NetworkAlgorithm):
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
-        return Rollout(
+        rollout = Rollout(
             state=state,
             sources=dict(self._seen),
             mean=mean,
@@ -219,6 +220,11 @@ class Sdpg(NetworkAlgorithm):
             done=done,
             failed=failed,
         )
+        if not start:
+            return rollout
+        from sdpg.algos.search import search  # it is made of what is in this file
+
+        return search(self, env, start, rollout)
 
     def _room(self, name: str, source: Tensor) -> Tensor:
         """Where a segment of a source is written, (T, N, ...): the same memory in every iteration.
@@ -293,7 +299,8 @@ class Sdpg(NetworkAlgorithm):
         cfg = self.cfg
         weight = advantage(returns, good, normalize=cfg.denominator == "sigma")
         d_mean, d_log_std = ascent_direction(weight, rollout.noise, rollout.log_std.exp(), cfg.denominator)
-        mean, log_std = self._bounded(rollout.mean + d_mean, rollout.log_std + d_log_std)
+        climbed = rollout.mean + d_mean if rollout.searched is None else rollout.searched
+        mean, log_std = self._bounded(climbed, rollout.log_std + d_log_std)
         mean, log_std = mean.flatten(0, 1), log_std.flatten(0, 1)  # (T N, A) targets
         sources = {name: source.flatten(0, 1) for name, source in rollout.sources.items()}
         lr = cfg.actor_lr

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sdpg.algos.api import AlgoCfg, Algorithm, Context, ImageShape, Need, Shapes, Work
+from sdpg.algos.api import AlgoCfg, Algorithm, Context, GuidedSearch, ImageShape, Need, Shapes, Work
 from sdpg.nn.encoders import Convolutions, ImageCost, Origin, image_cost
 from sdpg.nn.modules import Exploration, multiply_adds
 from sdpg.ranges import rules
@@ -92,6 +92,9 @@ class SdpgCfg(AlgoCfg):
     """Where its cosine ends."""
     warmup: int = 100
     """Iterations of linear warm-up of the actor's learning rate."""
+    search_steps: int = 1
+    """How often the actions of a segment climb before the policy is regressed onto them: beyond the first, the segment is
+    played again from its start, with the improved actions and new noise. More than one is guided policy search."""
     regression_steps: int = 1
     """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
     regression_fraction: float = 1.0
@@ -127,7 +130,7 @@ class SdpgCfg(AlgoCfg):
     def rules(self) -> dict[str, bool]:
         low, high = self.log_std_bounds or (0.0, 0.0)
         ranges = {
-            "at least 1": "horizon regression_steps critic_passes critic_batch actor_chunk encoder_features "
+            "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk encoder_features "
             "actor_widths critic_widths vector_widths",
             "at least 0": "nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
@@ -137,8 +140,13 @@ class SdpgCfg(AlgoCfg):
             "in [0, 1)": "target_decay average",
         }
         return rules(vars(self), ranges, "algo.") | {
-            f"algo.log-std-bounds must be low high, not {low} {high}": low <= high
+            f"algo.log-std-bounds must be low high, not {low} {high}": low <= high,
+            "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
+            or not self.nominal_noise,
         }
+
+    def guided_search(self) -> GuidedSearch:
+        return GuidedSearch("random perturbations", self.search_steps, self.regression_steps)
 
     def memory(self, shapes: Shapes) -> Need:
         t, k, d, a = self.horizon, shapes.branches, shapes.state, shapes.action

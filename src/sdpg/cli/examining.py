@@ -54,6 +54,7 @@ BENCHES = {
     "scaling": "what an iteration costs against N, M, T, threads, ranks and images, and a model of it",
     "gradient": "signal, noise and bias of the ascent direction at a checkpoint of a run",
     "smoothing": "the paper's figure of a smoothed one-dimensional function",
+    "view": "the paper's diagram of policy gradients as guided search, drawn from the registered algorithms",
     "curve": "keep a run's learning curve and evaluation as one small JSON",
     "plot": "draw the learning curves in benchmarks/results",
     "paper": "every method on the same tasks: the paper's figures and tables on one page",

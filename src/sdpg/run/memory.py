@@ -7,7 +7,7 @@ networks grows with N, so a run that does not fit is refused with the largest N 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mujoco
@@ -98,6 +98,7 @@ def make_plan(cfg: TrainCfg, group: Group = ALONE, learning: bool = True) -> Pla
     if cameras:
         runtime += _RUNTIME[choose(model, views_of(cameras), engine.device)[0]]
     shapes = shapes_of(task, cfg.obs, num_nominal, k, model)
+    shapes = replace(shapes, directions=2 * model.nv + model.na + model.nu, world=physics // 3)
     need = cfg.algo.memory(shapes) if learning else Need()
     # A GPU's driver and libraries have taken theirs before it tells what is free.
     fixed = {"program": resident_bytes() + runtime if engine.device == "cpu" else 0, **need.fixed}

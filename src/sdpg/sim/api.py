@@ -31,6 +31,7 @@ class Simulator(Protocol):
     nq: int
     nv: int
     nu: int
+    qpos_at: int  # where a state has qpos; qvel and the actuators' state follow it
     device: torch.device
     threads: int  # engine threads in use
     model: mujoco.MjModel  # what is simulated; not to be written to
@@ -83,3 +84,8 @@ class Simulator(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+    def another(self, num_worlds: int) -> Simulator:
+        """Another simulator of the same kind, for so many worlds, which takes states of this one; its fields have the
+        engine's own precision."""
+        ...

@@ -34,8 +34,17 @@ class CpuSim:
 
     device = torch.device("cpu")
 
-    def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0, reads: tuple[str, ...] = ()):
-        self.model, self.num_worlds = model, num_worlds
+    qpos_at = 1  # behind the time
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_worlds: int,
+        threads: int = 0,
+        reads: tuple[str, ...] = (),
+        dtype: torch.dtype = torch.float32,  # of the fields
+    ):
+        self.model, self.num_worlds, self._reads = model, num_worlds, reads
         silence_mujoco_log()
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
@@ -45,7 +54,7 @@ class CpuSim:
         self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the states
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
         self._bound = {"qpos": self._qpos, "qvel": self._qvel} | {name: self._batch.bind(name) for name in reads}
-        self._fields = {name: torch.zeros(array.shape, dtype=torch.float32) for name, array in self._bound.items()}
+        self._fields = {name: torch.zeros(array.shape, dtype=dtype) for name, array in self._bound.items()}
         self._warnings = self._batch.warning[..., 1].copy()  # (E, kinds of warning) counts seen so far
         self._warned = np.zeros_like(self._warnings, bool)  # (E, kinds of warning) raised in the last step
         self._forward(None)
@@ -130,6 +139,9 @@ class CpuSim:
         for name, values in self._fields.items():
             values.copy_(state[f"fields.{name}"])
 
+    def another(self, num_worlds: int) -> CpuSim:
+        return CpuSim(self.model, num_worlds, self.threads, self._reads, torch.float64)
+
     def _expanded(self) -> dict[str, np.ndarray]:
         return self._batch._expanded  # the fields that set_params() or params() gave per-world values
 
@@ -151,7 +163,7 @@ class CpuSim:
         self._refresh(ids)
 
     def _refresh(self, ids: np.ndarray | None) -> None:
-        """float64 states -> float32 fields, once."""
+        """float64 states -> fields of their type, once."""
         for name, values in self._fields.items():
             source = self._bound[name]
             if ids is None:

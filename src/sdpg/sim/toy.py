@@ -35,8 +35,9 @@ class ToySim:
 
     device = torch.device("cpu")
     threads = 1
+    qpos_at = 0
 
-    def __init__(self, a: Tensor, b: Tensor, num_worlds: int):
+    def __init__(self, a: Tensor, b: Tensor, num_worlds: int, dtype: torch.dtype = torch.float32):
         self.num_worlds = num_worlds
         self.model = mujoco.MjSpec().compile()  # without parts: this system has no scene
         self.nq, self.nv, self.nu = b.shape[0], 0, b.shape[1]
@@ -45,7 +46,7 @@ class ToySim:
             "B": b.double().expand(num_worlds, -1, -1).clone(),  # (E, n, m)
         }
         self._states = torch.zeros(num_worlds, self.nq, dtype=torch.float64)  # (E, n)
-        self._fields = {"qpos": torch.zeros(num_worlds, self.nq), "qvel": torch.zeros(num_worlds, 0)}
+        self._fields = {name: torch.zeros(num_worlds, n, dtype=dtype) for name, n in (("qpos", self.nq), ("qvel", 0))}
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
@@ -97,6 +98,9 @@ class ToySim:
         for name, values in self._params.items():
             values.copy_(state[name])
         self._refresh()
+
+    def another(self, num_worlds: int) -> ToySim:
+        return ToySim(self._params["A"][0], self._params["B"][0], num_worlds, torch.float64)
 
     def _refresh(self) -> None:
         self._fields["qpos"].copy_(self._states)

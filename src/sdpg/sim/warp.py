@@ -69,6 +69,7 @@ class WarpSim:
     """
 
     threads = 1  # a launch is serial on the CPU; a GPU has its own
+    qpos_at = 1  # behind the time
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class WarpSim:
         deterministic: bool = False,
         room: tuple[int, int] | None = None,
     ):
-        self.model, self.num_worlds, self.deterministic = model, num_worlds, deterministic
+        self.model, self.num_worlds, self.deterministic, self._reads = model, num_worlds, deterministic, reads
         self.nq, self.nv, self.nu = model.nq, model.nv, model.nu
         self.device = numbered(device)
         self._wp, self._mjw = engine()
@@ -187,6 +188,9 @@ class WarpSim:
             values.copy_(part)
         for name, values in self._derived.items():
             values.copy_(state[f"fields.{name}"])
+
+    def another(self, num_worlds: int) -> WarpSim:
+        return WarpSim(self.model, num_worlds, self._reads, self.device, self.deterministic)
 
     # --- running the engine -------------------------------------------------------------------------------------------
 

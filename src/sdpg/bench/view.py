@@ -1,0 +1,90 @@
+"""The paper's unified view: policy gradients and guided search by how often trajectories are improved, and how often the
+policy is cloned, for one batch of rollouts. Drawn from the registry, and from settings of SDPG that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdpg.algos.registry import ALGORITHMS
+from sdpg.algos.sdpg_cfg import SdpgCfg
+from sdpg.errors import SdpgError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of SDPG that make it another method."""
+
+    num_auxiliary: int
+    algo: Mapping[str, Any] = field(default_factory=dict)
+    like: bool = True  # in kind, not in every detail
+
+    def options(self) -> SdpgCfg:
+        return SdpgCfg(**self.algo)
+
+
+SETTINGS = {
+    # Equation 5: one perturbation, the std of the noise in the denominator, one return for the whole segment.
+    "REINFORCE": Setting(1, {"denominator": "delta", "causal": False}, like=False),
+    # Advantages J_t - V(s_t) of n-step returns in place of returns.
+    "A2C": Setting(1, {"denominator": "delta", "baseline": "value", "eligibility_trace": False}),
+    # Several steps of trajectory optimisation, then several of supervised learning (Levine and Koltun, 2013).
+    "guided policy search": Setting(63, {"search_steps": 4, "regression_steps": 16}),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where algorithms stand between policy gradients and guided search: a figure."""
+
+    figure: Path = Path("docs/unified.png")
+
+
+def run(options: Options) -> dict[str, Any]:
+    rows = [
+        {"name": name, "how": seen.how, "search_steps": seen.search_steps, "cloning_steps": seen.cloning_steps}
+        for name, seen in _seen().items()
+        if seen is not None
+    ]
+    _draw(rows, options.figure)
+    return {"kind": "view", "rows": rows, "figure": str(options.figure)}
+
+
+def _seen() -> dict[str, Any]:
+    """Name -> how it looks as guided search, of algorithms that can be loaded, and of settings."""
+    found: dict[str, Any] = {}
+    for name in ALGORITHMS.targets():
+        try:
+            found[name] = ALGORITHMS.load(name)().guided_search()
+        except SdpgError:  # its extra is not installed
+            continue
+    return found | {name: setting.options().guided_search() for name, setting in SETTINGS.items()}
+
+
+def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
+    places: dict[tuple[int, int], list[str]] = {}
+    for row in rows:
+        label = f"{row['name']} ({row['how']})"
+        places.setdefault((row["search_steps"], row["cloning_steps"]), []).append(label)
+    for (search, cloning), labels in places.items():
+        axes.plot(search, cloning, "o", color="C1" if search > 1 or cloning > 1 else "C0")
+        axes.annotate("\n".join(labels), (search, cloning), (8, 0), textcoords="offset points", va="bottom", fontsize=7)
+    furthest = [max(place[axis] for place in places) for axis in (0, 1)]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(
+        xlim=(0.8, 4.0 * furthest[0]), ylim=(0.7, 3.0 * furthest[1]), xlabel="trajectory-search steps per batch",
+        ylabel="cloning steps per batch", title="policy gradients (1, 1) to guided policy search",
+    )  # fmt: skip
+    axes.grid(alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
