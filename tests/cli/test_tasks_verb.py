@@ -36,6 +36,7 @@ def test_a_task_is_described(capsys: Capture) -> None:
     told = capsys.readouterr().out
     for line in (
         "task: hopper",
+        "licence: MIT, as sdpg",
         "action: 3 numbers in [-1, 1]: torques of thigh, leg and foot, up to 200 N m",
         "  state: 11 numbers, normalised, encoded as the options say",
         "  pixels: camera 'track', 84 x 84 colours, 3 frames, features as the options say",

@@ -92,6 +92,9 @@ def test_normalised_numbers_are_clipped_once_there_are_statistics() -> None:
     torch.testing.assert_close(normalizer(x), x, rtol=1e-4, atol=0)  # nothing is known of what is usual
     normalizer.update(torch.tensor([[1.0, 5.0]]).expand(1000, 2))  # constant so far
     assert normalizer(torch.tensor([[1.001, -9.0]]))[0].tolist() == [pytest.approx(0.32, abs=0.1), -CLIP]
+    x = torch.tensor([[1.001, -9.0]], requires_grad=True)
+    normalizer(x).sum().backward()  # for algorithms that differentiate what a policy sees
+    assert x.grad is not None and x.grad[0, 0] > 1.0 and x.grad[0, 1] == 0.0
     assert normalizer(torch.full((1, 2), torch.nan)).isnan().all(), "what is not finite is not hidden"
 
 

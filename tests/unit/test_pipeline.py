@@ -122,8 +122,8 @@ def test_without_a_pipeline_nothing_is_touched() -> None:
 
 def test_shifts_and_colours_by_hand() -> None:
     image = torch.arange(6, dtype=torch.uint8).view(1, 1, 2, 3)
-    moved = effects.shifted(image.repeat(2, 1, 1, 1), torch.tensor([[0, 1], [-1, 0]]))
-    assert moved[0, 0].tolist() == [[0, 0, 1], [3, 3, 4]] and moved[1, 0].tolist() == [[3, 4, 5], [3, 4, 5]]
+    seen = effects.moved(image.repeat(2, 1, 1, 1), torch.tensor([[0, 1], [-1, 0]]))
+    assert seen[0, 0].tolist() == [[0, 0, 1], [3, 3, 4]] and seen[1, 0].tolist() == [[3, 4, 5], [3, 4, 5]]
     bright = torch.tensor([[100, 200]], dtype=torch.uint8).expand(3, 1, 2)[None]  # (1, 3, 1, 2)
     seen = effects.recoloured(bright, torch.tensor([[1.5]]), torch.tensor([[0.0, -10.0, 20.0]]))
     assert seen[0, :, 0].tolist() == [[150, 255], [140, 255], [170, 255]]

@@ -25,6 +25,7 @@ from sdpg.algos.replay_buffer import CUT, GOES_ON, TERMINATED, TRUNCATED, Batch,
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.nn.drqv2 import DeterministicActor, ImageEncoder, TwinCritic
+from sdpg.render.sensor import moved
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Step
 
@@ -38,15 +39,7 @@ def shifted(images: Tensor, offset: Tensor, most: int) -> Tensor:
     Whole pixels: what bilinear sampling of the padded image gives, without its rounding, and still as bytes. The result
     has its channels last in memory, as convolutions like it.
     """
-    if not most:
-        return images
-    height, width = images.shape[-2:]
-    along = [
-        (torch.arange(size, device=images.device) + offset[:, axis, None] - most).clamp(0, size - 1)  # (B, size)
-        for axis, size in enumerate((height, width))
-    ]
-    sample = torch.arange(len(images), device=images.device)[:, None, None]
-    return images[sample, :, along[0][:, :, None], along[1][:, None, :]].permute(0, 3, 1, 2)  # from (B, H, W, C)
+    return moved(images, most - offset) if most else images
 
 
 def explored(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
@@ -217,11 +210,11 @@ class DrqV2(NetworkAlgorithm):
 
     def _augmented(self, sources: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """A shift for every sample and source; the frames of a stack move together."""
-        most, moved = self.cfg.shift, {}
+        most, augmented = self.cfg.shift, {}
         for name, images in sources.items():
             offset = torch.randint(2 * most + 1, (len(images), 2), generator=generator)
-            moved[name] = shifted(images, offset.to(self.device), most)
-        return moved
+            augmented[name] = shifted(images, offset.to(self.device), most)
+        return augmented
 
     def _normal(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(self.device)

@@ -22,7 +22,7 @@ def sensed(image: Tensor, camera: Camera, looks: dict[str, Tensor], rng: RowRng)
     sensor = camera.sensor
     assert sensor is not None
     if sensor.shift:
-        image = shifted(image, looks["shift"])
+        image = moved(image, looks["shift"])
     if not camera.depth:
         return recoloured(image, looks["brightness"], looks["colour"]) if _recolours(sensor) else image
     size = image.shape[1:]
@@ -73,14 +73,14 @@ def taken(age: Tensor, rate: float | None, step_seconds: float) -> Tensor:
     return (age * step) // period > ((age - 1) * step) // period  # whole numbers are rounded down, -1 // period to -1
 
 
-def shifted(image: Tensor, by: Tensor) -> Tensor:
-    """(n, C, H, W) moved by (n, 2) pixels down and right; the edge is repeated."""
+def moved(image: Tensor, by: Tensor) -> Tensor:
+    """(n, C, H, W) by (n, 2) pixels down and right; the edge is repeated. Its channels are last in memory."""
     along = [
         (torch.arange(size, device=image.device) - by[:, axis, None]).clamp(0, size - 1)  # (n, size)
         for axis, size in enumerate(image.shape[-2:])
     ]
     row = torch.arange(len(image), device=image.device)[:, None, None]
-    return image[row, :, along[0][:, :, None], along[1][:, None, :]].permute(0, 3, 1, 2).contiguous()
+    return image[row, :, along[0][:, :, None], along[1][:, None, :]].permute(0, 3, 1, 2)  # from (n, H, W, C)
 
 
 def recoloured(image: Tensor, brightness: Tensor, colour: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class Task(ABC):
     state_encoders: ClassVar[Mapping[str, Encoder]] = {}  # part, or "state" -> how the critic takes it in
     # For people, who read them in `sdpg tasks NAME`.
     robot: ClassVar[str | None] = None  # the folder of MuJoCo Menagerie that its model is of
-    licence: ClassVar[str] = "that of sdpg"  # of a scene that is not of Menagerie
+    licence: ClassVar[str] = "not told"  # of a scene that is not of Menagerie
     action_meaning: ClassVar[str] = ""  # what the numbers of an action are
     ends: ClassVar[str] = ""  # when terminated() holds
     randomised: ClassVar[Any] = None  # a Randomise, or name -> range: what differs from row to row

@@ -81,6 +81,7 @@ class Robot(Task):
     """A robot of our own MJCF whose motors take the action as it is: their gear is the torque at 1."""
 
     asset: ClassVar[str]  # file name in assets/
+    licence = "MIT, as sdpg"
 
     def scene(self) -> mujoco.MjSpec:
         return mujoco.MjSpec.from_file(str(ASSETS / self.asset))
