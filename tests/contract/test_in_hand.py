@@ -15,7 +15,8 @@ from sdpg.rng import RowRng
 from sdpg.tasks import in_hand
 from sdpg.tasks.allegro_cube import AllegroCube
 from sdpg.tasks.base import make_task
-from sdpg.tasks.in_hand import FACES, GOAL_BONUS, InHand, InHandCfg, angle_between, inverse, multiply
+from sdpg.tasks.fingertips import Fingertips, multiply
+from sdpg.tasks.in_hand import FACES, GOAL_BONUS, InHand, InHandCfg, angle_between, inverse
 from sdpg.tasks.menagerie import folder
 from sdpg.tasks.shadow_cube import ShadowCube
 from sdpg.types import Physics
@@ -53,15 +54,10 @@ def turned(axis: tuple[float, float, float], degrees: float) -> torch.Tensor:
 
 
 def physics(task: InHand, place: torch.Tensor, quat: torch.Tensor, velocity: float = 0.0) -> Physics:
-    """One world: the hand as it starts, the cube by hand, with what its sensors measure."""
-    model = model_of(task)
-    data = mujoco.MjData(model)
-    data.qpos[:-7] = [start for _, _, start in task.joints.values()]
-    data.qpos[-7:] = torch.cat((place, quat)).numpy()
-    data.qvel[-6:] = velocity
-    mujoco.mj_forward(model, data)
-    qpos, qvel, sensors = (torch.from_numpy(a).float()[None, None] for a in (data.qpos, data.qvel, data.sensordata))
-    return Physics(qpos, qvel, {"sensordata": sensors})
+    """One world: the hand as it starts, the cube by hand."""
+    joints = torch.tensor([start for _, _, start in task.joints.values()])
+    qvel = torch.cat((torch.zeros_like(joints), torch.full((6,), velocity)))
+    return Physics(torch.cat((joints, place, quat))[None, None], qvel[None, None])
 
 
 def memory_of(task: InHand, goal: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -126,6 +122,30 @@ def test_actions_span_the_ranges_and_holding_is_where_the_joints_are(task):
         mujoco.mj_forward(model, data)
         controls = task.control(None, {}, start.memory["action"][row])
         np.testing.assert_allclose(controls, data.actuator_length, atol=1e-5)
+
+
+def test_fingertips_are_where_the_engine_has_them(task):
+    model, generator = model_of(task), np.random.default_rng(0)
+    data, tips = mujoco.MjData(model), Fingertips(model, task.fingertips)
+    for _ in range(5):
+        data.qpos[:-7] = generator.uniform(*model.jnt_range[:-1].T)
+        data.qvel[:] = generator.normal(size=model.nv)
+        mujoco.mj_forward(model, data)
+        got = tips(torch.from_numpy(data.qpos).float(), torch.from_numpy(data.qvel).float())
+        for f, name in enumerate(task.fingertips):
+            velocity = np.zeros(6)  # angular, linear
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, model.body(name).id, velocity, 0)
+            wanted = data.body(name).xpos, data.body(name).xquat, velocity[3:], velocity[:3]
+            for ours, engines in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(ours[f], engines, atol=1e-5)
+
+
+def test_fingertips_of_other_chains_are_refused():
+    spec = mujoco.MjSpec.from_string(
+        "<mujoco><worldbody><body name='a'><joint type='slide'/><geom size='1'/></body></worldbody></mujoco>"
+    )
+    with pytest.raises(SdpgError, match="'a' is moved by other than one hinge"):
+        Fingertips(spec.compile(), ("a",))
 
 
 def test_starts(task):

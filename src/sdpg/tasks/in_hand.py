@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task, TaskCfg
+from sdpg.tasks.fingertips import Fingertips, multiply
 from sdpg.tasks.terms import effort
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
@@ -51,13 +52,6 @@ class InHandCfg(TaskCfg):
 
     def rules(self) -> dict[str, bool]:
         return {f"task.goals must be at least 1, not {self.goals}": self.goals >= 1}
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """The rotation b, then a: quaternions (..., 4), (..., 4) -> (..., 4)."""
-    (aw, av), (bw, bv) = ((q[..., :1], q[..., 1:]) for q in torch.broadcast_tensors(a, b))
-    vector = aw * bv + bw * av + torch.linalg.cross(av, bv)
-    return torch.cat((aw * bw - (av * bv).sum(-1, keepdim=True), vector), dim=-1)
 
 
 def inverse(quat: Tensor) -> Tensor:
@@ -125,7 +119,6 @@ class InHand(Task):
         "proprio": Encoder(widths=(1024, 256)),
         "pixels": Encoder(features=256),
     }
-    reads = ("sensordata",)
 
     joints: ClassVar[Mapping[str, tuple[float, float, float]]]  # name -> lower limit, upper limit, start; in qpos order
     fingertips: ClassVar[tuple[str, ...]]  # bodies
@@ -148,6 +141,7 @@ class InHand(Task):
         option = spec.option
         option.integrator, option.cone = mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_PYRAMIDAL
         option.impratio, option.iterations, option.tolerance = 1.0, 50, 1e-6
+        spec.visual.headlight.ambient = [0.3, 0.3, 0.3]  # faces have a colour where the light does not reach them, too
         world = spec.worldbody
         world.add_light(
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=[0, 0, -1], diffuse=[0.8, 0.8, 0.8], castshadow=False
@@ -168,23 +162,15 @@ class InHand(Task):
         )
         add_faces(cube, "face")
         add_faces(world.add_body(name="goal", pos=self.goal_place, mocap=True), "goal")
-        self._add_sensors(spec)
         return spec
-
-    def _add_sensors(self, spec: mujoco.MjSpec) -> None:
-        """Of the fingertips: all positions, then all quaternions, linear and angular velocities, in the world."""
-        for kind in ("POS", "QUAT", "LINVEL", "ANGVEL"):
-            for body in self.fingertips:
-                spec.add_sensor(
-                    name=f"{body}_{kind.lower()}",
-                    type=getattr(mujoco.mjtSensor, f"mjSENS_FRAME{kind}"),
-                    objtype=mujoco.mjtObj.mjOBJ_XBODY,
-                    objname=body,
-                )
 
     @functools.cached_property
     def _joint_numbers(self) -> Tensor:
         return torch.tensor(tuple(self.joints.values())).T  # (3, joints): lower and upper limits, start
+
+    @functools.cached_property
+    def _fingertips(self) -> Fingertips:
+        return Fingertips(self.scene().compile(), self.fingertips)
 
     @functools.cached_property
     def _actuators(self) -> tuple[Tensor, Tensor]:
@@ -275,7 +261,8 @@ class InHand(Task):
         cube = (place, quat, x.qvel[..., -6:-3], VELOCITY_SCALE * x.qvel[..., -3:])
         target = (torch.tensor(self.in_hand, device=place.device).expand_as(place), memory["goal"])
         turn = multiply(quat, inverse(memory["goal"]))
-        rest = (x["sensordata"], memory["action"])
+        tips = (numbers.flatten(-2) for numbers in self._fingertips(x.qpos, x.qvel))
+        rest = (*tips, memory["action"])
         return {
             "state": torch.cat((*moving, *cube, *target, turn, *rest), dim=-1),
             "proprio": torch.cat((*moving, *target, *rest), dim=-1),
