@@ -5,6 +5,8 @@ Joints, actions and controls are in the order of the robot's own protocol: FR, F
 
 from __future__ import annotations
 
+from typing import Any
+
 import mujoco
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ def scene() -> mujoco.MjSpec:
 
 
 def _reshape(spec: mujoco.MjSpec) -> None:
-    shape = {"contype": 1, "conaffinity": 0, "condim": 3, "margin": 0.0}
+    shape: dict[str, Any] = {"contype": 1, "conaffinity": 0, "condim": 3, "margin": 0.0}
     shape |= {"solref": [0.01, 1.0], "solimp": [0.9, 0.95, 0.001, 0.5, 2.0]}
     for geom in spec.geoms:
         if geom.name in LEGS:
@@ -84,7 +86,8 @@ def _reshape(spec: mujoco.MjSpec) -> None:
 
 
 def legs(joints: Tensor) -> Tensor:
-    """Points along every leg, from the thigh down to the foot's centre, in the base's frame: (..., 12) -> (..., 4, 6, 3)."""
+    """Points along every leg, from the thigh down to the foot's centre, in the base's frame:
+    (..., 12) -> (..., 4, 6, 3)."""
     hip, thigh, calf = joints.unflatten(-1, (4, 3))[..., None].unbind(-2)  # (..., 4, 1) each
     device = joints.device
     down = torch.linspace(*_THIGH_SHAPE[0], _THIGH_POINTS, device=device)
