@@ -16,6 +16,8 @@ BUILT_IN = {
     "walker": "sdpg.tasks.walker:Walker",
     "ant": "sdpg.tasks.ant:Ant",
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
+    "walker_hurdle": "sdpg.tasks.walker_hurdle:WalkerHurdle",
+    "g1_hurdle": "sdpg.tasks.g1_hurdle:G1Hurdle",
 }
 
 
