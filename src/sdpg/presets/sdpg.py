@@ -27,12 +27,26 @@ PAPER = {
             "entropy": True,  # fixed temperature, as released; the paper's table says no
         },
     ),
+    "walker_hurdle": Delta({"iterations": 5000}, {"actor_widths": (256,), "critic_widths": (128,)}),
+    "g1_hurdle": Delta(
+        {"iterations": 100_000},
+        _ENTROPY
+        | {
+            "actor_widths": (256, 128),
+            "critic_widths": (128,),
+            "horizon": 16,
+            "critic_lr": 5e-4,
+            "target_decay": 0.2,
+        },
+    ),
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
 PAPER_PIXELS = {
     "hopper": Delta({"iterations": 20_000}),
     "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
     "humanoid": Delta({"iterations": 200_000}, {"encoder_features": 256}),
+    "walker_hurdle": Delta({"iterations": 10_000}, {"actor_widths": (256, 128), "actor_lr": 1e-3}),
+    "g1_hurdle": Delta({}, {"actor_lr": 1e-3}),
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -48,6 +62,7 @@ _CPU = Delta(
         "reward_scale": 0.1,
     },
 )
+_CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}  # little of an action to begin with
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
 CPU = {
     "cartpole": Delta(
@@ -58,6 +73,8 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
+    "walker_hurdle": Delta({"iterations": 2000}, _CALM),  # these two are guesses so far
+    "g1_hurdle": Delta({"iterations": 5000}, _CALM),
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

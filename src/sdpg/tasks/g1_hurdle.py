@@ -1,14 +1,28 @@
 """Unitree G1 over hurdles: run along +x, guided by a camera or a height scan.
 
 The paper's G1Hurtle: rewards and terminations from the paper, the rest from its authors' released code. Deviations:
-1. The robot is MuJoCo Menagerie's, 33 kg with 29 joints, of which waist roll and pitch and the wrists' pitch and yaw are
-   locked; it has the joints and limits of the code's 23-joint model.
-2. TODO
+1. The robot is MuJoCo Menagerie's (33 kg, 29 joints) with waist roll and pitch and wrist pitch and yaw locked; the code
+   has Unitree's model of 23 joints (32 kg).
+2. Motors have the robot's torque limits (25 to 139 N m), the same both ways; the code's have none.
+3. Ankles have kp 150 and kd 5: with the code's 20 and 2, less than gravity pulls, it falls when it should only stand.
+4. The base has no armature; the code's simulator gives it 0.1, like the joints.
+5. Beside the soles' spheres, links collide as capsules instead of convex hulls: with the ground, legs and arms with the
+   other leg. Thin soles alone would let a hurdle's edge through. The cameras see capsules, too, films see the meshes.
+6. Hurdles are 0.10 to 0.47 m high, rising by 4 cm every two; the code's, 0.10 to 0.82 m. At the ground they are 20 cm
+   thick instead of 15 cm, so that the scan, whose points are 20 cm apart, misses none.
+7. The upper limit of the height rises by a hurdle's own height within 1 m of it; the code's is the same everywhere.
+8. The camera turns with the torso, as the paper says; the code's keeps the world's directions (--task.camera world).
+9. Flat ground goes on before and behind the track; the code's robots fall off its edge.
+10. Scanned heights are those of the ground's triangles at the present position; the code takes the least of three
+    nodes, and a branch keeps a stale scan until its first step.
+11. Heading is the projection on the world's +x; the code aims at a point 200 m ahead.
+12. Depth is measured up to 5 m; the code's range of 100 m leaves it almost without contrast.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import mujoco
 import torch
@@ -54,8 +68,13 @@ JOINTS = (
     | {f"{side}_{name}": numbers for side in ("left", "right") for name, numbers in ARM.items()}
 )
 JOINTS["right_shoulder_roll"] = (-0.2, *ARM["shoulder_roll"][1:])
-LOCKED = ("waist_roll", "waist_pitch", *(f"{side}_wrist_{axis}" for side in ("left", "right") for axis in ("pitch", "yaw")))
+LOCKED = (
+    "waist_roll",
+    "waist_pitch",
+    *(f"{side}_wrist_{axis}" for side in ("left", "right") for axis in ("pitch", "yaw")),
+)
 ARMATURE = 0.1
+SOLID = 3  # the geom group of what collides
 
 # What collides beside the four spheres of each sole: capsules from ... to, radius. Metres, in the frame of the body.
 SHAPES = {
@@ -79,16 +98,17 @@ SCAN_AHEAD, SCAN_ASIDE = (-0.8, 2.0, 15), (-0.4, 0.4, 9)  # metres from the pelv
 
 
 class G1Hurdle(HurdleTask):
-    """Action: joint targets around the pose at rest; left leg (hip pitch, roll, yaw, knee, ankle pitch, roll), right leg,
-    waist, left arm (shoulder pitch, roll, yaw, elbow, wrist), right arm. Proprioception (56): height, gravity in the
-    body's frame, linear (world) and angular (body) velocity, joint angles and velocities. Scan (135): heights of the
-    ground from 0.8 m behind to 2 m ahead and 0.4 m to either side, turning with the robot."""
+    """Action: joint targets around the pose at rest; left leg (hip pitch, roll, yaw, knee, ankle pitch, roll), right
+    leg, waist, left arm (shoulder pitch, roll, yaw, elbow, wrist), right arm. Proprioception (56): height, gravity in
+    the body's frame, linear (world) and angular (body) velocity, joint angles and velocities. Scan (135): heights of
+    the ground from 0.8 m behind to 2 m ahead and 0.4 m to either side, turning with the robot."""
 
     action_size = 23
     state_size = 191
     state_parts = {"proprio": 56, "scan": 135}
     timestep = 0.005
     substeps = 4
+    cameras = {source: replace(camera, groups=(0, SOLID)) for source, camera in HurdleTask.cameras.items()}
     hurdles = TerrainCfg(
         levels=10,
         length=4.5,
@@ -98,7 +118,7 @@ class G1Hurdle(HurdleTask):
         hurdle=(0.1, 0.46),
         hurdle_spread=(0.01, 0.01),
         hurdle_spacing=(1.8, 2.15),
-        hurdle_thickness=0.05,
+        hurdle_thickness=0.1,
     )
 
     def scene(self) -> mujoco.MjSpec:
@@ -168,7 +188,7 @@ def _robot() -> mujoco.MjSpec:
     for geom in list(spec.geoms):
         if geom.type == mujoco.mjtGeom.mjGEOM_SPHERE:
             _make_solid(geom, "trunk")  # soles
-        elif geom.group == 3:
+        elif geom.group == SOLID:
             spec.delete(geom)
     for link, (ends, radius) in SHAPES.items():
         for side in ("",) if link in ("pelvis", "torso_link") else ("left_", "right_"):
@@ -183,6 +203,6 @@ def _robot() -> mujoco.MjSpec:
 def _make_solid(geom: mujoco.MjsGeom, part: str) -> None:
     """The robot's own friction and stiffness count in all of its contacts."""
     geom.contype, geom.conaffinity = MASKS[part]
-    geom.group, geom.priority, geom.condim = 3, 1, 3
+    geom.group, geom.priority, geom.condim = SOLID, 1, 3
     geom.friction[0] = 1.0
     geom.solref = [0.01, 1.0]

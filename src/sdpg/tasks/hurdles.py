@@ -81,7 +81,9 @@ class Track:
 
     def _hurdles(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._on:
-            tops, sides = (torch.tensor(values, dtype=torch.float32, device=device) for values in (self.tops, self.sides))
+            tops, sides = (
+                torch.tensor(values, dtype=torch.float32, device=device) for values in (self.tops, self.sides)
+            )
             self._on[device] = (tops, sides)
         return self._on[device]
 
