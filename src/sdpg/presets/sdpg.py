@@ -63,6 +63,16 @@ PAPER = {
             "exploration": "fixed",
             "mean_bound": None,
             "log_std_bounds": None,
+    "walker_hurdle": Delta({"iterations": 5000}, {"actor_widths": (256,), "critic_widths": (128,)}),
+    "g1_hurdle": Delta(
+        {"iterations": 100_000},
+        _ENTROPY
+        | {
+            "actor_widths": (256, 128),
+            "critic_widths": (128,),
+            "horizon": 16,
+            "critic_lr": 5e-4,
+            "target_decay": 0.2,
         },
     ),
 }
@@ -78,6 +88,8 @@ PAPER_PIXELS = {
     "aloha_insertion": Delta({"iterations": 40_000, "num_nominal": 48}, {"horizon": 64}),
     "allegro_cube": _SEEING_HAND,
     "shadow_cube": _SEEING_HAND,
+    "walker_hurdle": Delta({"iterations": 10_000}, {"actor_widths": (256, 128), "actor_lr": 1e-3}),
+    "g1_hurdle": Delta({}, {"actor_lr": 1e-3}),
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -106,6 +118,7 @@ _CPU_HAND = Delta(
         "warmup": 10,
     },
 )
+_CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}  # little of an action to begin with
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
 # Both begin with small actions, so that the arms stay near what they are to grasp; and rewards of up to 37 a step.
 _CPU_ARMS: Values = {
@@ -149,6 +162,8 @@ CPU = {
             "log_std_bounds": (-5.0, 2.0),
         },
     ),
+    "walker_hurdle": Delta({"iterations": 2000}, _CALM),  # these two are guesses so far
+    "g1_hurdle": Delta({"iterations": 5000}, _CALM),
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

@@ -21,6 +21,8 @@ BUILT_IN = {
     "allegro_cube": "sdpg.tasks.allegro_cube:AllegroCube",
     "shadow_cube": "sdpg.tasks.shadow_cube:ShadowCube",
     "go2_terrain": "sdpg.tasks.go2_terrain:Go2Terrain",
+    "walker_hurdle": "sdpg.tasks.walker_hurdle:WalkerHurdle",
+    "g1_hurdle": "sdpg.tasks.g1_hurdle:G1Hurdle",
 }
 
 ALIASES = {  # the paper's names, as it spells them
