@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -25,15 +26,19 @@ from sdpg.algos.registry import ALGORITHMS, algorithm
 from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
-from sdpg.evaluate import run_episodes
+from sdpg.evaluate import evaluate, run_episodes
 from sdpg.run import checkpoint
+from sdpg.run.policy import load_policy
 from sdpg.train import train
+from sdpg.watch.film import frames
 
 NAME = "random_search"
-OBS = {"drqv2": "pixels"}  # of algorithms that can't learn from states
+OBS = {"drqv2": "pixels", "dva": "pixels"}  # of algorithms that are made for them
 SMALL: dict[str, dict[str, object]] = {
-    "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20}
+    "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20},
+    "dva": {"horizon": 6, "encoder": "small"},
 }
+FILMED = ["sdpg", "sapo", "dva"]  # from states and from pixels
 
 
 @pytest.fixture
@@ -80,6 +85,18 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     other = tmp_path / "other"
     train(replace(schedule, seed=1), other)
     assert any(not torch.equal(values, one[key]) for key, values in tensors(other).items())
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_a_runs_policy_is_evaluated_and_filmed(name: str, tmp_path: Path) -> None:
+    """4. `policy` maps sources to the deterministic action. It needs nothing of the environment."""
+    train(replace(tiny(name), iterations=1), tmp_path / "run")
+    result = evaluate(tmp_path / "run", episodes=2)
+    assert result["algorithm"] == name and result["episodes"] == 2 and result["return"]["mean"] > 0.0
+    saved = checkpoint.load(checkpoint.find(tmp_path / "run"))
+    env = make_env("cartpole", 1, 0, seed=5, threads=1, obs=OBS.get(name, "state"))
+    shown = itertools.islice(frames(load_policy(saved, env), env, 1, 64, {}), 3)
+    assert [image.shape[0] for image in shown] == [64, 64, 64]
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])

@@ -34,6 +34,15 @@ def test_the_pole_is_balanced_from_pixels(tmp_path: Path) -> None:
     assert evaluate(tmp_path / "run", episodes=32)["return"]["mean"] > 240.0
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("algorithm", "obs"), [("shac", "state"), ("sapo", "state"), ("dva", "state"), ("dva", "pixels")]
+)
+def test_first_order_algorithms_balance_the_pole(algorithm: str, obs: str, tmp_path: Path) -> None:
+    train(resolve("cartpole", obs=obs, algorithm=algorithm), tmp_path / "run")
+    assert evaluate(tmp_path / "run", episodes=32)["return"]["mean"] > 240.0
+
+
 RARE = """
 import torch
 from sdpg.tasks.cartpole import Cartpole

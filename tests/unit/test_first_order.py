@@ -14,12 +14,13 @@ from torch import Tensor
 from sdpg.algos.api import Context
 from sdpg.algos.differentiable import DifferentiableWorlds
 from sdpg.algos.first_order import FirstOrder, discounts, entropy_estimate
-from sdpg.algos.first_order_cfg import DvaCfg, FirstOrderCfg, SapoCfg, ShacCfg
+from sdpg.algos.first_order_cfg import DvaCfg, SapoCfg, ShacCfg
 from sdpg.algos.returns import lambda_returns, valid_returns
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.sim.toy import ToyTask, toy_returns
+from sdpg.rng import RowRng
+from sdpg.sim.toy import ToyTask
 from sdpg.tasks.base import make_task
 from sdpg.tasks.hopper import Hopper
 from sdpg.types import Memory, Physics, Terms
@@ -27,7 +28,7 @@ from sdpg.types import Memory, Physics, Terms
 SMALL = {"horizon": 4, "actor_widths": (16,), "critic_widths": (16,), "critic_passes": 2}
 
 
-def _toy(cfg: FirstOrderCfg, n: int = 3, **task: object) -> tuple[FirstOrder, BranchedEnv, ToyTask]:
+def _toy(cfg: ShacCfg, n: int = 3, **task: object) -> tuple[FirstOrder, BranchedEnv, ToyTask]:
     toy = ToyTask(gain=2.0, **task)  # type: ignore[arg-type]
     env = BranchedEnv(toy, toy.sim(n), n, seed=1)
     return FirstOrder(cfg, Context(env, seed=2)), env, toy
@@ -60,13 +61,11 @@ def _loss_of_the_toy(algo: FirstOrder, toy: ToyTask, start: Tensor, noise: Tenso
 
 
 @pytest.mark.parametrize("kind", [ShacCfg, DvaCfg])
-def test_the_gradient_is_that_of_the_linear_system_differentiated_by_autograd(kind: type[FirstOrderCfg]) -> None:
+def test_the_gradient_is_that_of_the_linear_system_differentiated_by_autograd(kind: type[ShacCfg]) -> None:
     """Through time and the policy for SHAC; with what the policy sees held constant for D.Va."""
     algo, env, toy = _toy(kind(**SMALL))  # type: ignore[arg-type]
     start = env.physics().qpos[:, 0].clone()
     loss, mine = _gradient(algo, env)
-    from sdpg.rng import RowRng
-
     noise = RowRng(2, env.rows, stream=11).normal(4, 1)
     expected = _loss_of_the_toy(algo, toy, start, noise, detached=kind is DvaCfg)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
@@ -81,7 +80,8 @@ def test_the_gradient_is_that_of_the_linear_system_differentiated_by_autograd(ki
 
 
 class Sensing(Hopper):
-    """Its reward and observation read a derived field, and it remembers: gradients have to go through all of them."""
+    """Its reward and observation read a derived field, it remembers, draws, and is pushed: gradients have to go through
+    all of them."""
 
     reads = ("xpos",)
     state_size = 15
@@ -98,7 +98,14 @@ class Sensing(Hopper):
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
         foot = x["xpos"][:, :, -1]
-        return {"foot": foot[..., 2] + foot[..., 0], "speed": x.qvel[..., 0].clone(), "smooth": -(action - memory["last"]).square().sum(-1)}
+        return {
+            "foot": foot[..., 2] + foot[..., 0],
+            "speed": x.qvel[..., 0].clone(),
+            "smooth": -(action - memory["last"]).square().sum(-1),
+        }
+
+    def push(self, x: Physics, memory: Memory) -> Tensor:
+        return torch.full_like(x.qvel, 0.02)
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         state = torch.cat((x.qpos[..., 1:], x.qvel, memory["last"], x["xpos"][:, :, -1, 2:]), dim=-1)
@@ -205,7 +212,9 @@ def test_the_entropy_is_that_of_the_squashed_actions() -> None:
     )
     inside = pre.abs() < 5.0  # beyond, tanh is 1 to float accuracy
     expected = torch.where(inside, -policy.log_prob(torch.tanh(pre.double())), 0.0).sum(-1)
-    parts = torch.stack([entropy_estimate(pre[:, i : i + 1], log_std[:, i : i + 1], noise[:, i : i + 1]) for i in (0, 1)], -1)
+    parts = torch.stack(
+        [entropy_estimate(pre[:, i : i + 1], log_std[:, i : i + 1], noise[:, i : i + 1]) for i in (0, 1)], -1
+    )
     torch.testing.assert_close(torch.where(inside, parts, 0.0).sum(-1).double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -232,7 +241,7 @@ def test_chunks_do_not_change_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", [ShacCfg, SapoCfg, DvaCfg])
-def test_it_learns_the_toy(kind: type[FirstOrderCfg]) -> None:
+def test_it_learns_the_toy(kind: type[ShacCfg]) -> None:
     cfg = kind(horizon=8, actor_widths=(32,), critic_widths=(16,), actor_lr=1e-2, critic_passes=4, temperature=0.01)
     algo, env, _ = _toy(cfg, n=16, episode_steps=64, limit=20.0)
     earned = []

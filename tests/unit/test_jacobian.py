@@ -18,7 +18,7 @@ INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 
 
 def test_the_linear_systems_jacobian_is_its_matrices() -> None:
-    """Two substeps: s'' = A (A s + B u) + B u, so the columns are A A and A B + B. Worlds have matrices of their own."""
+    """Two substeps: s'' = A (A s + B u) + B u, so the columns are A A and A B + B. Worlds have their own matrices."""
     task = ToyTask()
     sim = task.sim(3)
     sim.set_params(torch.tensor([1]), {"A": torch.tensor([[[0.9, 0.3], [0.1, 1.1]]])})

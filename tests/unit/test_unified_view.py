@@ -139,7 +139,9 @@ def test_every_setting_runs(name: str) -> None:
 def test_the_diagram_has_every_algorithm_that_can_be_seen_so(tmp_path: Path) -> None:
     result = view.run(view.Options(figure=tmp_path / "view.png"))
     found = {row["name"]: (row["search_steps"], row["cloning_steps"]) for row in result["rows"]}
-    assert found["sdpg"] == found["shac"] == found["sapo"] == found["dva"] == found["REINFORCE"] == found["A2C"] == (1, 1)
+    assert (
+        found["sdpg"] == found["shac"] == found["sapo"] == found["dva"] == found["REINFORCE"] == found["A2C"] == (1, 1)
+    )
     assert found["guided policy search"][0] > 1 and found["guided policy search"][1] > 1
     assert "drqv2" not in found  # its trajectories are not searched: it has a Q function
     assert (tmp_path / "view.png").stat().st_size > 5000

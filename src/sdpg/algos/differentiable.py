@@ -76,7 +76,9 @@ class DifferentiableWorlds:
         if done.any():
             now, memory = self.env.sim.fields, self.env.memory
             self._fields = {name: torch.where(_along(done, old), now[name], old) for name, old in self._fields.items()}
-            self._memory = {name: torch.where(_along(done, old), memory[name], old) for name, old in self._memory.items()}
+            self._memory = {
+                name: torch.where(_along(done, old), memory[name], old) for name, old in self._memory.items()
+            }
             self._tangent = torch.where(done[:, None], 0.0, self._tangent)
         return done
 

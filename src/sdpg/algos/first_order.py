@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sdpg.algos.api import Carry, Context, Policy
 from sdpg.algos.base import NetworkAlgorithm, clipped_step, linear_lr
 from sdpg.algos.differentiable import DifferentiableWorlds
-from sdpg.algos.first_order_cfg import FirstOrderCfg
+from sdpg.algos.first_order_cfg import ShacCfg
 from sdpg.algos.returns import lambda_returns, valid_returns
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
@@ -52,7 +52,7 @@ class Segment:
 
 
 def discounts(done: Tensor, gamma: float) -> Tensor:
-    """What a reward counts in the return of its stretch: gamma^(steps since the segment or the episode began), (T, N)."""
+    """What a reward counts in its stretch: gamma^(steps since the segment or the episode began), (T, N)."""
     weight = torch.ones_like(done, dtype=torch.float32)
     for t in range(1, len(done)):
         weight[t] = torch.where(done[t - 1], 1.0, gamma * weight[t - 1])
@@ -81,9 +81,9 @@ class SquashedPolicy(Policy):
 class FirstOrder(NetworkAlgorithm):
     """One iteration: a segment with its graph, a step along the gradient of its return, then the critics."""
 
-    cfg: FirstOrderCfg
+    cfg: ShacCfg
 
-    def __init__(self, cfg: FirstOrderCfg, context: Context):
+    def __init__(self, cfg: ShacCfg, context: Context):
         env, seed = context.env, context.seed
         self.cfg, self.seed, self.device, self.sources, self._env = cfg, seed, env.device, context.sources, env
         obs = env.observe()
@@ -109,9 +109,9 @@ class FirstOrder(NetworkAlgorithm):
         self.critics.to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature), device=self.device))
-        adam = {"betas": cfg.betas, "weight_decay": cfg.weight_decay, "fused": True}
-        self.actor_optimizer = torch.optim.AdamW(self.actor.parameters(), lr=cfg.actor_lr, **adam)
-        self.critic_optimizer = torch.optim.AdamW(self.critics.parameters(), lr=cfg.critic_lr, **adam)
+        adam = partial(torch.optim.AdamW, betas=cfg.betas, weight_decay=cfg.weight_decay, fused=True)
+        self.actor_optimizer = adam(self.actor.parameters(), lr=cfg.actor_lr)
+        self.critic_optimizer = adam(self.critics.parameters(), lr=cfg.critic_lr)
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=cfg.temperature_lr, betas=cfg.betas)
         self.modules = {
             "actor": self.actor,
@@ -273,10 +273,10 @@ class FirstOrder(NetworkAlgorithm):
                 losses.append(loss.detach() / len(errors))
         for old, new in zip(self.target_critics.parameters(), self.critics.parameters(), strict=True):
             old.lerp_(new.detach(), 1.0 - cfg.target_decay)
-        loss = torch.stack(losses).mean().item() if losses else math.nan
+        mean_loss = torch.stack(losses).mean().item() if losses else math.nan
         return {
-            "Loss/critic": loss,
-            "Loss/critic_explained": 1.0 - loss / max(target.var(correction=0).item(), 1e-12),
+            "Loss/critic": mean_loss,
+            "Loss/critic_explained": 1.0 - mean_loss / max(target.var(correction=0).item(), 1e-12),
             "Loss/critic_lr": lr,
             "Loss/critic_skipped": float(skipped),
             "Train/mean_value": target.mean().item(),

@@ -1,4 +1,4 @@
-"""Options of the first-order algorithms, SHAC, SAPO and D.Va: one set, three defaults. The algorithm is in
+"""Options of the first-order algorithms: SHAC's, and what differs in SAPO and D.Va. The algorithm is in
 first_order.py."""
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from sdpg.ranges import rules
 
 
 @dataclass(frozen=True)
-class FirstOrderCfg(AlgoCfg):
-    """Defaults are SHAC's."""
+class ShacCfg(AlgoCfg):
+    """Short-horizon actor-critic."""
+
+    name = "shac"
 
     horizon: int = 32
     """Steps of a segment, through which gradients flow back."""
@@ -44,7 +46,7 @@ class FirstOrderCfg(AlgoCfg):
     """Learning rate of the temperature."""
 
     encoder: Convolutions = "drqv2"
-    """Convolutions for images: drqv2 (the paper's), nature, half (on images of half the size), small (and half as wide)."""
+    """Convolutions for images: drqv2 (the paper's), nature, half (of half the size), small (and half as wide)."""
     image_origin: Origin = "grey"
     """What is subtracted from an image: grey, or the run's first image."""
     image_motion: bool = False
@@ -133,14 +135,7 @@ class FirstOrderCfg(AlgoCfg):
 
 
 @dataclass(frozen=True)
-class ShacCfg(FirstOrderCfg):
-    """Short-horizon actor-critic."""
-
-    name = "shac"
-
-
-@dataclass(frozen=True)
-class SapoCfg(FirstOrderCfg):
+class SapoCfg(ShacCfg):
     """Soft analytic policy optimisation."""
 
     name = "sapo"
@@ -162,7 +157,7 @@ class SapoCfg(FirstOrderCfg):
 
 
 @dataclass(frozen=True)
-class DvaCfg(FirstOrderCfg):
+class DvaCfg(ShacCfg):
     """Decoupled visual analytic policy gradient."""
 
     name = "dva"

@@ -93,8 +93,8 @@ class SdpgCfg(AlgoCfg):
     warmup: int = 100
     """Iterations of linear warm-up of the actor's learning rate."""
     search_steps: int = 1
-    """How often the actions of a segment climb before the policy is regressed onto them: beyond the first, the segment is
-    played again from its start, with the improved actions and new noise. More than one is guided policy search."""
+    """How often the actions of a segment climb before the policy is regressed onto them. For each beyond the first, the
+    segment is played again from its start, with the improved actions and new noise: guided policy search."""
     regression_steps: int = 1
     """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
     regression_fraction: float = 1.0
@@ -130,8 +130,8 @@ class SdpgCfg(AlgoCfg):
     def rules(self) -> dict[str, bool]:
         low, high = self.log_std_bounds or (0.0, 0.0)
         ranges = {
-            "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk encoder_features "
-            "actor_widths critic_widths vector_widths",
+            "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
+            "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
             "kl_limit",

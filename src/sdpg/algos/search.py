@@ -40,9 +40,7 @@ def _direction(algo: Sdpg, rollout: Rollout) -> Tensor:
     return ascent_direction(weight, rollout.noise, rollout.log_std.exp(), algo.cfg.denominator)[0]
 
 
-def _play(
-    algo: Sdpg, env: BranchedEnv, mean: Tensor, first: Rollout, again: int
-) -> tuple[Rollout, Tensor]:
+def _play(algo: Sdpg, env: BranchedEnv, mean: Tensor, first: Rollout, again: int) -> tuple[Rollout, Tensor]:
     """The segment with means (T, N, A) and new noise, as far as it is still the same episode, (T, N) bool: once the
     nominal is restarted, here or in the first rollout, actions belong to other states than those that were seen."""
     cfg, (t, _, k, a) = algo.cfg, first.noise.shape

@@ -1,5 +1,5 @@
-"""The paper's unified view: policy gradients and guided search by how often trajectories are improved, and how often the
-policy is cloned, for one batch of rollouts. Drawn from the registry, and from settings of SDPG that have names."""
+"""The paper's unified view: policy gradients and guided search by how often trajectories are improved, and how often
+the policy is cloned, for one batch of rollouts. Drawn from the registry, and from settings of SDPG that have names."""
 
 from __future__ import annotations
 
@@ -70,18 +70,19 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
-    places: dict[tuple[int, int], list[str]] = {}
+    places: dict[tuple[int, int], dict[str, list[str]]] = {}  # (search, cloning) -> how -> names
     for row in rows:
-        label = f"{row['name']} ({row['how']})"
-        places.setdefault((row["search_steps"], row["cloning_steps"]), []).append(label)
-    for (search, cloning), labels in places.items():
+        place = places.setdefault((row["search_steps"], row["cloning_steps"]), {})
+        place.setdefault(row["how"], []).append(row["name"])
+    for (search, cloning), found in places.items():
+        label = "\n".join(f"{how}:\n    {', '.join(names)}" for how, names in found.items())
         axes.plot(search, cloning, "o", color="C1" if search > 1 or cloning > 1 else "C0")
-        axes.annotate("\n".join(labels), (search, cloning), (8, 0), textcoords="offset points", va="bottom", fontsize=7)
+        axes.annotate(label, (search, cloning), (8, 2), textcoords="offset points", va="bottom", fontsize=8)
     furthest = [max(place[axis] for place in places) for axis in (0, 1)]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set(
-        xlim=(0.8, 4.0 * furthest[0]), ylim=(0.7, 3.0 * furthest[1]), xlabel="trajectory-search steps per batch",
+        xlim=(0.8, 8.0 * furthest[0]), ylim=(0.7, 3.0 * furthest[1]), xlabel="trajectory-search steps per batch",
         ylabel="cloning steps per batch", title="policy gradients (1, 1) to guided policy search",
     )  # fmt: skip
     axes.grid(alpha=0.25)

@@ -19,4 +19,6 @@ CPU = {"cartpole": Delta({"num_nominal": 32, "iterations": 150}, {"horizon": 16}
 
 def delta(task: str, preset: str, obs: str) -> Delta:
     result = Delta({"iterations": 2000}) | PAPER.get(task, NOTHING)
-    return result | Delta({"num_nominal": 64, "iterations": 1000}) | CPU.get(task, NOTHING) if preset == "cpu" else result
+    return (
+        result | Delta({"num_nominal": 64, "iterations": 1000}) | CPU.get(task, NOTHING) if preset == "cpu" else result
+    )

@@ -15,6 +15,7 @@ This file sees the contract of simulators (sim/api.py) and nothing else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,9 +51,9 @@ class Tangent:
             plain = [(i, i) for i in range(self.nq)]
         self.positions = len(plain) + 3 * len(turned)  # nv, wherever there are joints
         self.size = self.positions + self.nv + self.na
-        place = {"dtype": torch.int64, "device": sim.device}
-        self._plain, self._plain_dof = torch.tensor(plain, **place).view(-1, 2).unbind(1)
-        begin = torch.tensor(turned, **place).view(-1, 2, 1)  # of every quaternion
+        places = functools.partial(torch.tensor, dtype=torch.int64, device=sim.device)
+        self._plain, self._plain_dof = places(plain).view(-1, 2).unbind(1)
+        begin = places(turned).view(-1, 2, 1)  # of every quaternion
         self._quat = begin[:, 0] + torch.arange(4, device=sim.device)  # (quaternions, 4)
         self._quat_dof = begin[:, 1] + torch.arange(3, device=sim.device)  # (quaternions, 3)
 
