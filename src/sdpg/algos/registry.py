@@ -9,7 +9,12 @@ ALGORITHMS = Plugins(
     "algorithm",
     AlgoCfg,
     "sdpg.algorithms",
-    {"sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg", "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg"},
+    {
+        "sdpg": "sdpg.algos.sdpg_cfg:SdpgCfg",
+        "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg",
+        "ppo": "sdpg.algos.ppo_cfg:PpoCfg",
+        "a2c": "sdpg.algos.ppo_cfg:A2cCfg",
+    },
 )
 
 
