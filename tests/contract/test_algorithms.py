@@ -32,7 +32,9 @@ from sdpg.train import train
 NAME = "random_search"
 OBS = {"drqv2": "pixels"}  # of algorithms that can't learn from states
 SMALL: dict[str, dict[str, object]] = {
-    "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20}
+    "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20},
+    "ppo": {"horizon": 6, "epochs": 2, "minibatches": 2},
+    "a2c": {"horizon": 6},
 }
 
 
