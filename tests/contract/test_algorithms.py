@@ -35,6 +35,7 @@ SMALL: dict[str, dict[str, object]] = {
     "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20},
     "ppo": {"horizon": 6, "epochs": 2, "minibatches": 2},
     "a2c": {"horizon": 6},
+    "dagger": {"steps": 6, "buffer": 200, "seed_steps": 24, "max_updates": 3, "min_updates": 1, "batch": 4},
 }
 
 
@@ -50,9 +51,19 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     yield info.parent
 
 
-def tiny(name: str, **changes: object) -> TrainCfg:
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from state, for algorithms that have a teacher."""
+    run = tmp_path_factory.mktemp("runs") / "teacher"
+    train(replace(tiny("sdpg"), iterations=1), run)
+    return run
+
+
+def tiny(name: str, teacher: Path | None = None, **changes: object) -> TrainCfg:
     cfg = presets.resolve("cartpole", obs=OBS.get(name, "state"), algorithm=name)
     cfg = replace(cfg, algo=replace(cfg.algo, **SMALL.get(name, {})))
+    if hasattr(cfg.algo, "teacher"):
+        cfg = replace(cfg, algo=replace(cfg.algo, teacher=str(teacher)))  # type: ignore[call-arg]
     fewest = cfg.algo.auxiliaries[0]
     cfg = replace(cfg, num_nominal=4, num_auxiliary=max(fewest, min(2, cfg.num_auxiliary)), threads=1, iterations=4)
     return replace(cfg, checkpoint_every=2, **changes)  # type: ignore[arg-type]
@@ -65,11 +76,11 @@ def tensors(run: Path, which: str | int = "last") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
 def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
-    name: str, tmp_path: Path, third_party: Path
+    name: str, tmp_path: Path, third_party: Path, teacher: Path
 ) -> None:
     """1. The same seed gives the same numbers. 2. With `exact_resume`, k iterations, saved, loaded and k more are 2 k
     iterations, bit for bit."""
-    cfg = tiny(name)
+    cfg = tiny(name, teacher)
     schedule = replace(cfg, algo=replace(cfg.algo, schedule_iterations=4))
     train(schedule, tmp_path / "one")
     train(schedule, tmp_path / "two")
@@ -85,12 +96,15 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
-def test_what_a_trainer_asks_before_it_builds(name: str, third_party: Path) -> None:
+def test_what_a_trainer_asks_before_it_builds(name: str, third_party: Path, teacher: Path) -> None:
     kind = algorithm(name)
     assert kind.name == name
     fewest, most = kind.auxiliaries
     assert fewest >= 0 and (most is None or most >= fewest)
-    assert all(presets.resolve("hopper", algorithm=name).algo.rules().values())
+    for preset in ("cpu", "paper"):
+        algo = presets.resolve("hopper", preset, algorithm=name).algo
+        needs = {"teacher": str(teacher)} if hasattr(algo, "teacher") else {}
+        assert all(replace(algo, **needs).rules().values())  # type: ignore[arg-type]
 
 
 def test_auxiliaries_that_an_algorithm_cannot_use_are_refused(third_party: Path) -> None:

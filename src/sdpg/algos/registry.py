@@ -14,6 +14,7 @@ ALGORITHMS = Plugins(
         "drqv2": "sdpg.algos.drqv2_cfg:DrqV2Cfg",
         "ppo": "sdpg.algos.ppo_cfg:PpoCfg",
         "a2c": "sdpg.algos.ppo_cfg:A2cCfg",
+        "dagger": "sdpg.algos.dagger_cfg:DaggerCfg",
     },
 )
 
