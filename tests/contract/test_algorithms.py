@@ -25,9 +25,11 @@ from sdpg.algos.registry import ALGORITHMS, algorithm
 from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
-from sdpg.evaluate import run_episodes
+from sdpg.evaluate import evaluate, run_episodes
 from sdpg.run import checkpoint
 from sdpg.train import train
+from sdpg.watch.film import frames
+from sdpg.watch.player import open_run
 
 NAME = "random_search"
 OBS = {"drqv2": "pixels"}  # of algorithms that can't learn from states
@@ -79,7 +81,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     name: str, tmp_path: Path, third_party: Path, teacher: Path
 ) -> None:
     """1. The same seed gives the same numbers. 2. With `exact_resume`, k iterations, saved, loaded and k more are 2 k
-    iterations, bit for bit."""
+    iterations, bit for bit. 4. The policy is evaluated and filmed."""
     cfg = tiny(name, teacher)
     schedule = replace(cfg, algo=replace(cfg.algo, schedule_iterations=4))
     train(schedule, tmp_path / "one")
@@ -90,6 +92,10 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     assert one and all(torch.equal(one[key], two[key]) for key in one)
     if cfg.algo.exact_resume:
         assert one.keys() == parts.keys() and all(torch.equal(one[key], parts[key]) for key in one)
+    assert evaluate(tmp_path / "one", episodes=2, threads=1)["algorithm"] == name
+    policy, env = open_run(tmp_path / "one", "last", seed=0)
+    images = list(frames(policy, env, 1, 64, summary := {}))  # type: ignore[var-annotated]
+    assert len(summary["returns"]) == 1 and images[0].std() > 0.0
     other = tmp_path / "other"
     train(replace(schedule, seed=1), other)
     assert any(not torch.equal(values, one[key]) for key, values in tensors(other).items())
