@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -28,17 +27,19 @@ from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 from sdpg.evaluate import evaluate, run_episodes
 from sdpg.run import checkpoint
-from sdpg.run.policy import load_policy
 from sdpg.train import train
 from sdpg.watch.film import frames
+from sdpg.watch.player import open_run
 
 NAME = "random_search"
 OBS = {"drqv2": "pixels", "dva": "pixels"}  # of algorithms that are made for them
 SMALL: dict[str, dict[str, object]] = {
     "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20},
     "dva": {"horizon": 6, "encoder": "small"},
+    "ppo": {"horizon": 6, "epochs": 2, "minibatches": 2},
+    "a2c": {"horizon": 6},
+    "dagger": {"steps": 6, "buffer": 200, "seed_steps": 24, "max_updates": 3, "min_updates": 1, "batch": 4},
 }
-FILMED = ["sdpg", "sapo", "dva"]  # from states and from pixels
 
 
 @pytest.fixture
@@ -53,9 +54,19 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     yield info.parent
 
 
-def tiny(name: str, **changes: object) -> TrainCfg:
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from state, for algorithms that have a teacher."""
+    run = tmp_path_factory.mktemp("runs") / "teacher"
+    train(replace(tiny("sdpg"), iterations=1), run)
+    return run
+
+
+def tiny(name: str, teacher: Path | None = None, **changes: object) -> TrainCfg:
     cfg = presets.resolve("cartpole", obs=OBS.get(name, "state"), algorithm=name)
     cfg = replace(cfg, algo=replace(cfg.algo, **SMALL.get(name, {})))
+    if hasattr(cfg.algo, "teacher"):
+        cfg = replace(cfg, algo=replace(cfg.algo, teacher=str(teacher)))  # type: ignore[call-arg]
     fewest = cfg.algo.auxiliaries[0]
     cfg = replace(cfg, num_nominal=4, num_auxiliary=max(fewest, min(2, cfg.num_auxiliary)), threads=1, iterations=4)
     return replace(cfg, checkpoint_every=2, **changes)  # type: ignore[arg-type]
@@ -68,11 +79,11 @@ def tensors(run: Path, which: str | int = "last") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
 def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
-    name: str, tmp_path: Path, third_party: Path
+    name: str, tmp_path: Path, third_party: Path, teacher: Path
 ) -> None:
     """1. The same seed gives the same numbers. 2. With `exact_resume`, k iterations, saved, loaded and k more are 2 k
-    iterations, bit for bit."""
-    cfg = tiny(name)
+    iterations, bit for bit. 4. The policy is evaluated and filmed."""
+    cfg = tiny(name, teacher)
     schedule = replace(cfg, algo=replace(cfg.algo, schedule_iterations=4))
     train(schedule, tmp_path / "one")
     train(schedule, tmp_path / "two")
@@ -82,30 +93,25 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     assert one and all(torch.equal(one[key], two[key]) for key in one)
     if cfg.algo.exact_resume:
         assert one.keys() == parts.keys() and all(torch.equal(one[key], parts[key]) for key in one)
+    assert evaluate(tmp_path / "one", episodes=2, threads=1)["algorithm"] == name
+    policy, env = open_run(tmp_path / "one", "last", seed=0)
+    images = list(frames(policy, env, 1, 64, summary := {}))  # type: ignore[var-annotated]
+    assert len(summary["returns"]) == 1 and images[0].std() > 0.0
     other = tmp_path / "other"
     train(replace(schedule, seed=1), other)
     assert any(not torch.equal(values, one[key]) for key, values in tensors(other).items())
 
 
-@pytest.mark.parametrize("name", FILMED)
-def test_a_runs_policy_is_evaluated_and_filmed(name: str, tmp_path: Path) -> None:
-    """4. `policy` maps sources to the deterministic action. It needs nothing of the environment."""
-    train(replace(tiny(name), iterations=1), tmp_path / "run")
-    result = evaluate(tmp_path / "run", episodes=2)
-    assert result["algorithm"] == name and result["episodes"] == 2 and result["return"]["mean"] > 0.0
-    saved = checkpoint.load(checkpoint.find(tmp_path / "run"))
-    env = make_env("cartpole", 1, 0, seed=5, threads=1, obs=OBS.get(name, "state"))
-    shown = itertools.islice(frames(load_policy(saved, env), env, 1, 64, {}), 3)
-    assert [image.shape[0] for image in shown] == [64, 64, 64]
-
-
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])
-def test_what_a_trainer_asks_before_it_builds(name: str, third_party: Path) -> None:
+def test_what_a_trainer_asks_before_it_builds(name: str, third_party: Path, teacher: Path) -> None:
     kind = algorithm(name)
     assert kind.name == name
     fewest, most = kind.auxiliaries
     assert fewest >= 0 and (most is None or most >= fewest)
-    assert all(presets.resolve("hopper", algorithm=name).algo.rules().values())
+    for preset in ("cpu", "paper"):
+        algo = presets.resolve("hopper", preset, algorithm=name).algo
+        needs = {"teacher": str(teacher)} if hasattr(algo, "teacher") else {}
+        assert all(replace(algo, **needs).rules().values())  # type: ignore[arg-type]
 
 
 def test_auxiliaries_that_an_algorithm_cannot_use_are_refused(third_party: Path) -> None:

@@ -101,7 +101,7 @@ def test_encoder() -> None:
 @pytest.mark.slow
 def test_memory_of_a_process_of_its_own() -> None:
     small, large = (
-        memory.run(memory.Options("cartpole", "state", "cpu", 4, m, iterations=1, threads=1)) for m in (1, 4000)
+        memory.run(memory.Options("cartpole", "state", "cpu", "sdpg", 4, m, iterations=1, threads=1)) for m in (1, 4000)
     )
     assert 100 < small["import_mb"] < small["peak_mb"] < large["peak_mb"]
     assert small["planned_mb"] < large["planned_mb"]
@@ -111,7 +111,7 @@ def test_memory_of_a_process_of_its_own() -> None:
 
 @pytest.mark.parametrize(("obs", "iterations"), [("state", 1), ("pixels", 0)])
 def test_memory_of_iterations_and_of_segments(obs: str, iterations: int) -> None:
-    peak = memory._measure("cartpole", obs, "cpu", 2, 1, iterations, 1)
+    peak = memory._measure("cartpole", obs, "cpu", "sdpg", 2, 1, iterations, 1)
     assert 0 < peak["import_mb"] <= peak["peak_mb"] and peak["planned_mb"] > 0
 
 

@@ -25,9 +25,15 @@ def test_names(tmp_path: Path) -> None:
     small = {"steps": 2, "buffer": 200, "batch": 2, "hidden": 8, "seed_steps": 0}
     pixels = replace(resolve("cartpole", obs="pixels", algorithm="drqv2"), num_nominal=2, iterations=1, threads=1)
     train(replace(pixels, algo=replace(pixels.algo, **small)), tmp_path / "drqv2")  # type: ignore[arg-type]
-    states = replace(resolve("cartpole", algorithm="sapo"), num_nominal=2, iterations=1, threads=1)
-    train(states, tmp_path / "sapo")
-    written = set().union(*(row for run in ("run", "drqv2", "sapo") for row in log.read(tmp_path / run)))
+    rivals = {
+        "sapo": {"horizon": 2},
+        "ppo": {"horizon": 2},
+        "dagger": {"steps": 2, "seed_steps": 0, "teacher": str(tmp_path / "ppo")},
+    }
+    for name, few in rivals.items():
+        cfg = replace(resolve("cartpole", algorithm=name), num_nominal=2, iterations=1, threads=1)
+        train(replace(cfg, algo=replace(cfg.algo, **few)), tmp_path / name)  # type: ignore[arg-type]
+    written = set().union(*(row for run in ("run", "drqv2", *rivals) for row in log.read(tmp_path / run)))
     general = {re.sub(r"^Episode_Reward/.*", "Episode_Reward/<term>", name) for name in written}
     general = {re.sub(r"^Episode/.*", "Episode/<measure>", name) for name in general}
     documented = _documented()

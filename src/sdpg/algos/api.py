@@ -126,7 +126,9 @@ class Context:
     sources: tuple[str, ...] = ("state",)  # what the policy sees
     seed: int = 0
     group: Group = ALONE
-    load_policy: Callable[[str], Policy] | None = None  # the policy of a run folder, for algorithms that have a teacher
+    # For algorithms that have a teacher; None where only the policy is wanted, for evaluation, films and teaching.
+    load_policy: Callable[[str], Policy] | None = None  # the policy of a run folder
+    seconds_of: Callable[[str], float] | None = None  # how long it was trained
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ ALGORITHMS = Plugins(
         "shac": "sdpg.algos.first_order_cfg:ShacCfg",
         "sapo": "sdpg.algos.first_order_cfg:SapoCfg",
         "dva": "sdpg.algos.first_order_cfg:DvaCfg",
+        "ppo": "sdpg.algos.ppo_cfg:PpoCfg",
+        "a2c": "sdpg.algos.ppo_cfg:A2cCfg",
+        "dagger": "sdpg.algos.dagger_cfg:DaggerCfg",
     },
 )
 

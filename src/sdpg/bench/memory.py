@@ -29,6 +29,8 @@ class Options:
     """A name that `sdpg tasks` lists, or module:Class."""
     obs: Literal["state", "pixels"] = "pixels"
     preset: Literal["cpu", "paper"] = "paper"
+    algorithm: str = "sdpg"
+    """What learns; of those without branches, give --num-auxiliary 0."""
     num_nominal: int = 64
     num_auxiliary: int = 63
     iterations: int = 2
@@ -51,6 +53,7 @@ def run(options: Options) -> dict[str, Any]:
         "task": options.task,
         "obs": options.obs,
         "preset": options.preset,
+        "algorithm": options.algorithm,
         "num_nominal": options.num_nominal,
         "num_auxiliary": options.num_auxiliary,
         "machine": machine.describe(options.threads or None),
@@ -60,8 +63,9 @@ def run(options: Options) -> dict[str, Any]:
 
 def _peak(options: Options, num_nominal: int, num_auxiliary: int, iterations: int) -> dict[str, Any]:
     """In a fresh process: what an earlier configuration left allocated does not count."""
-    arguments = [options.task, options.obs, options.preset, num_nominal, num_auxiliary, iterations, options.threads]
-    command = [sys.executable, "-m", "sdpg.bench.memory", *map(str, arguments)]
+    words = [options.task, options.obs, options.preset, options.algorithm]
+    numbers = [num_nominal, num_auxiliary, iterations, options.threads]
+    command = [sys.executable, "-m", "sdpg.bench.memory", *words, *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it was killed, perhaps for want of memory"])[-1]
@@ -113,7 +117,9 @@ def _seen(task: str) -> str:
     return " and ".join(f"{camera.width}x{camera.height}, {camera.stack} frames" for camera in cameras)
 
 
-def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, threads: int) -> dict[str, Any]:
+def _measure(
+    task: str, obs: str, preset: str, algorithm: str, n: int, m: int, iterations: int, threads: int
+) -> dict[str, Any]:
     """The child: whole iterations, or with none of them one segment of random actions whose images are kept."""
     import torch
 
@@ -125,7 +131,7 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
     baseline = peak_bytes()
     threads = threads or default_threads()
     use_threads(threads)
-    cfg = replace(resolve(task, preset, obs), num_nominal=n, num_auxiliary=m)
+    cfg = replace(resolve(task, preset, obs, algorithm), num_nominal=n, num_auxiliary=m)
     planned = make_plan(cfg).total
     env = make_env(task, n, m, 0, threads, obs)
     if iterations:
@@ -142,5 +148,5 @@ def _measure(task: str, obs: str, preset: str, n: int, m: int, iterations: int, 
 
 
 if __name__ == "__main__":
-    task_, obs_, preset_, *numbers = sys.argv[1:]
-    sys.stdout.write(json.dumps(_measure(task_, obs_, preset_, *map(int, numbers))) + "\n")
+    task_, obs_, preset_, algorithm_, *numbers = sys.argv[1:]
+    sys.stdout.write(json.dumps(_measure(task_, obs_, preset_, algorithm_, *map(int, numbers))) + "\n")

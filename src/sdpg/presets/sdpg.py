@@ -6,26 +6,13 @@ tells what was tried).
 
 from __future__ import annotations
 
+from sdpg.presets import sdpg_robots as robots
 from sdpg.presets.delta import Delta, Values
 
 NOTHING = Delta()
 _ENTROPY: Values = {"entropy": True, "auto_temperature": True}
-_ARMS: Values = {"actor_widths": (512, 256, 128), "critic_widths": (512, 256, 128), "target_decay": 0.2}
-_HAND = Delta(  # from state the paper has no table: as released
-    {"iterations": 5_000},
-    {
-        "actor_widths": (1024, 512, 256, 128),
-        "critic_widths": (1024, 512, 256, 128),
-        "horizon": 16,
-        "actor_lr": 1e-3,
-        "critic_lr": 5e-4,
-        "target_decay": 0.2,
-        "max_grad_norm": 0.5,
-    },
-)
-_SEEING_HAND = Delta({}, {"actor_widths": (256, 128), "horizon": 32, "actor_lr": 2e-3, "max_grad_norm": 1.0})
 
-PAPER = {
+PAPER = robots.PAPER | {
     "hopper": Delta({"iterations": 10_000}, _ENTROPY),
     "walker": Delta({"iterations": 20_000}, _ENTROPY),
     "ant": Delta({"iterations": 10_000}, {"actor_widths": (256, 64, 32), "critic_lr": 2e-3, "target_decay": 0.2}),
@@ -41,55 +28,12 @@ PAPER = {
             "entropy": True,  # fixed temperature, as released; the paper's table says no
         },
     ),
-    "franka_pick": Delta({"iterations": 5000}, _ARMS | {"critic_lr": 5e-4}),
-    "aloha_insertion": Delta({"iterations": 20_000}, _ARMS | {"critic_lr": 2e-3}),
-    "allegro_cube": _HAND,
-    "shadow_cube": _HAND,
-    "go2_terrain": Delta(
-        {"iterations": 50_000},
-        {
-            "actor_widths": (512, 256, 128),
-            "critic_widths": (512, 256, 128),
-            "horizon": 24,
-            "actor_lr": 5e-4,
-            "critic_lr": 5e-4,
-            "target_decay": 0.0,
-            "causal": False,
-            "eligibility_trace": False,
-            "reward_scale": 10.0,
-            # As released; the paper's tables say cosine, 2, learned and bounded as elsewhere.
-            "actor_schedule": "constant",
-            "critic_passes": 5,
-            "exploration": "fixed",
-            "mean_bound": None,
-            "log_std_bounds": None,
-    "walker_hurdle": Delta({"iterations": 5000}, {"actor_widths": (256,), "critic_widths": (128,)}),
-    "g1_hurdle": Delta(
-        {"iterations": 100_000},
-        _ENTROPY
-        | {
-            "actor_widths": (256, 128),
-            "critic_widths": (128,),
-            "horizon": 16,
-            "critic_lr": 5e-4,
-            "target_decay": 0.2,
-        },
-    ),
 }
 _IMAGES = Delta({}, {"actor_chunk": 256})
-PAPER_PIXELS = {
+PAPER_PIXELS = robots.PAPER_PIXELS | {
     "hopper": Delta({"iterations": 20_000}),
     "ant": Delta({"iterations": 20_000}, {"encoder_features": 256}),
     "humanoid": Delta({"iterations": 200_000}, {"encoder_features": 256}),
-    "franka_pick": Delta(
-        {"iterations": 10_000},
-        {"horizon": 64, "actor_widths": (1024, 512, 256, 128), "critic_widths": (1024, 512, 256, 128)},
-    ),
-    "aloha_insertion": Delta({"iterations": 40_000, "num_nominal": 48}, {"horizon": 64}),
-    "allegro_cube": _SEEING_HAND,
-    "shadow_cube": _SEEING_HAND,
-    "walker_hurdle": Delta({"iterations": 10_000}, {"actor_widths": (256, 128), "actor_lr": 1e-3}),
-    "g1_hurdle": Delta({}, {"actor_lr": 1e-3}),
 }
 
 # On top of the paper's: what pays on few cores. With a quarter of the branches the critic takes a quarter of the steps,
@@ -105,30 +49,8 @@ _CPU = Delta(
         "reward_scale": 0.1,
     },
 )
-# Networks that two cores can train, and little of an action to begin with: the middle of all ranges holds the cube.
-_CPU_HAND = Delta(
-    {},
-    {
-        "actor_widths": (256, 128),
-        "critic_widths": (256, 128),
-        "actor_lr": 2e-3,
-        "max_grad_norm": 1.0,
-        "initial_std": 0.5,
-        "output_gain": 0.1,
-        "warmup": 10,
-    },
-)
-_CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}  # little of an action to begin with
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
-# Both begin with small actions, so that the arms stay near what they are to grasp; and rewards of up to 37 a step.
-_CPU_ARMS: Values = {
-    "initial_std": 0.5,
-    "output_gain": 0.1,
-    "actor_widths": (256, 128),
-    "critic_widths": (256, 128),
-    "reward_scale": 0.03,
-}
-CPU = {
+CPU = robots.CPU | {
     "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
         {"horizon": 16, "critic_lr": 2e-3, "target_decay": 0.2, "initial_std": 0.5, "output_gain": 0.01, "warmup": 10},
@@ -137,33 +59,6 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
-    "franka_pick": Delta({"iterations": 1500}, _CPU_ARMS),
-    "aloha_insertion": Delta({"iterations": 1500}, _CPU_ARMS),
-    "allegro_cube": _CPU_HAND,
-    "shadow_cube": _CPU_HAND,
-    # A calm beginning, in which the robot stays on its feet, and what the other tasks learn with; smaller networks.
-    "go2_terrain": Delta(
-        {"iterations": 2000},
-        {
-            "actor_widths": (256, 128),
-            "critic_widths": (256, 128),
-            "actor_lr": 1e-3,
-            "actor_schedule": "cosine",
-            "warmup": 20,
-            "target_decay": 0.2,
-            "causal": True,
-            "eligibility_trace": True,
-            "reward_scale": 1.0,
-            "critic_passes": 2,
-            "exploration": "shared",
-            "initial_std": 0.5,
-            "output_gain": 0.1,
-            "mean_bound": 2.0,
-            "log_std_bounds": (-5.0, 2.0),
-        },
-    ),
-    "walker_hurdle": Delta({"iterations": 2000}, _CALM),  # these two are guesses so far
-    "g1_hurdle": Delta({"iterations": 5000}, _CALM),
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and

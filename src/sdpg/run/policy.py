@@ -14,19 +14,31 @@ from sdpg.run.checkpoint import Checkpoint
 from sdpg.run.resume import cfg_from_dict
 
 
-def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE) -> Algorithm:
-    """The algorithm of `cfg`, as it is before the first iteration."""
+def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE, teachers: bool = True) -> Algorithm:
+    """The algorithm of `cfg` before its first iteration; without `teachers`, one that can't learn from any."""
+
+    def find(run: str) -> Checkpoint:
+        return checkpoint.load(checkpoint.find(Path(run)))
 
     def teacher(run: str) -> Policy:
-        return load_policy(checkpoint.load(checkpoint.find(Path(run))), env, cfg.task)
+        try:
+            saved = find(run)
+            sees = env.task.inputs[cfg_from_dict(saved.cfg, cfg.task).obs]
+            if unseen := sorted(set(sees) - env.observe().sources.keys()):
+                raise SdpgError(f"it sees '{unseen[0]}', which this run has not: give one that was trained from state")
+            return load_policy(saved, env, cfg.task)
+        except SdpgError as error:
+            raise SdpgError(f"the teacher '{run}' can't be used: {error}") from error
 
     sources = env.task.inputs[cfg.obs]
-    return cfg.algo.build(Context(env, sources, cfg.seed, group, teacher))
+    if not teachers:
+        return cfg.algo.build(Context(env, sources, cfg.seed, group))
+    return cfg.algo.build(Context(env, sources, cfg.seed, group, teacher, lambda run: find(run).seconds))
 
 
 def load_policy(saved: Checkpoint, env: BranchedEnv, task: str | None = None) -> Policy:
     """The policy of a checkpoint, for an environment of its task. A `task` that is not registered must be given."""
-    algo = build_algorithm(cfg_from_dict(saved.cfg, task), env)
+    algo = build_algorithm(cfg_from_dict(saved.cfg, task), env, teachers=False)
     restore(saved, algo, None)
     return algo.policy()
 

@@ -1,0 +1,66 @@
+"""The policy network that PPO, A2C and DAgger share with SDPG: its options, how it is built, what it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from sdpg.algos.api import AlgoCfg, Context, Shapes
+from sdpg.nn.encoders import Convolutions, Origin, image_cost, make_encoders, use_bfloat16
+from sdpg.nn.modules import Actor, Exploration, Normalizer
+
+
+@dataclass(frozen=True)
+class NetworkCfg(AlgoCfg):
+    """Options of the policy network, named as SDPG's."""
+
+    encoder: Convolutions = "drqv2"
+    """Convolutions for images: drqv2, nature, half (on images of half the size), small (and half as wide)."""
+    image_origin: Origin = "grey"
+    """What is subtracted from an image: grey, or the run's first image."""
+    image_motion: bool = False
+    """Show the convolutions the newest frame and the changes between frames, in place of a stack."""
+    encoder_features: int = 128
+    """Features that an image is encoded into."""
+    vector_widths: tuple[int, ...] = ()
+    """Widths of an MLP encoder for vector sources; none: they are passed through."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Of the encoders; auto: bfloat16 for images where the machine has it in hardware."""
+    actor_widths: tuple[int, ...] = (128, 64, 32)
+    """Widths of the policy's layers, after its encoders."""
+    output_gain: float = 0.01
+    """Gain of the orthogonal initialisation of the policy's mean."""
+
+    def image_memory(self, shapes: Shapes) -> tuple[int, int]:
+        """Parameters of the image encoders, and bytes that one sample takes on its way there and back."""
+        parameters, sample = 0, 0
+        for image in shapes.images:
+            shape = (image.channels, image.height, image.width)
+            cost = image_cost(shape, image.depth, self.encoder, self.encoder_features)
+            parameters += cost.parameters
+            # Drawn from the segment as bytes; as floats; outputs, what ReLU keeps, gradients.
+            sample += image.bytes + 4 * (math.prod(shape) + 3 * cost.outputs)
+        return parameters, sample
+
+
+def make_actor(
+    cfg: NetworkCfg, context: Context, exploration: Exploration, initial_std: float, generator: torch.Generator
+) -> tuple[Actor, dict[str, Normalizer]]:
+    """The policy, and the normalisers of its vector sources and, for a critic, of the state; on the CPU."""
+    env = context.env
+    obs = env.observe()
+    seen = {name: obs.sources[name] for name in context.sources}
+    normalizers = {name: Normalizer(source.shape[-1]) for name, source in seen.items() if source.dim() == 2}
+    normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
+    encoders = make_encoders(
+        seen, env.task.cameras, normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
+        cfg.image_motion, cfg.encoder_features, generator,
+    )  # fmt: skip
+    actor = Actor(
+        encoders, cfg.actor_widths, env.task.action_size, exploration, math.log(initial_std),
+        cfg.output_gain, generator, use_bfloat16(cfg.precision, seen.values()),
+    )  # fmt: skip
+    return actor, normalizers
