@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from sdpg.algos.api import AlgoCfg, Context, Shapes
-from sdpg.nn.encoders import Convolutions, Origin, image_cost, make_encoders, use_bfloat16
+from sdpg.nn.declared import EncoderOptions, make_normalizers, policy_encoders
+from sdpg.nn.encoders import Convolutions, Origin, image_cost, use_bfloat16
 from sdpg.nn.modules import Actor, Exploration, Normalizer
 
 
@@ -39,7 +40,7 @@ class NetworkCfg(AlgoCfg):
         parameters, sample = 0, 0
         for image in shapes.images:
             shape = (image.channels, image.height, image.width)
-            cost = image_cost(shape, image.depth, self.encoder, self.encoder_features)
+            cost = image_cost(shape, image.depth, self.encoder, image.features or self.encoder_features)
             parameters += cost.parameters
             # Drawn from the segment as bytes; as floats; outputs, what ReLU keeps, gradients.
             sample += image.bytes + 4 * (math.prod(shape) + 3 * cost.outputs)
@@ -53,12 +54,9 @@ def make_actor(
     env = context.env
     obs = env.observe()
     seen = {name: obs.sources[name] for name in context.sources}
-    normalizers = {name: Normalizer(source.shape[-1]) for name, source in seen.items() if source.dim() == 2}
-    normalizers.setdefault("state", Normalizer(obs.state.shape[-1]))
-    encoders = make_encoders(
-        seen, env.task.cameras, normalizers, cfg.vector_widths, cfg.encoder, cfg.image_origin,
-        cfg.image_motion, cfg.encoder_features, generator,
-    )  # fmt: skip
+    normalizers = make_normalizers(env.task, seen, obs.state.shape[-1])
+    options = EncoderOptions(cfg.vector_widths, cfg.encoder_features, cfg.encoder, cfg.image_origin, cfg.image_motion)
+    encoders = policy_encoders(env.task, seen, normalizers, options, generator)
     actor = Actor(
         encoders, cfg.actor_widths, env.task.action_size, exploration, math.log(initial_std),
         cfg.output_gain, generator, use_bfloat16(cfg.precision, seen.values()),

@@ -25,6 +25,7 @@ from sdpg.algos.ppo_cfg import PpoCfg
 from sdpg.algos.returns import lambda_returns, valid_returns
 from sdpg.algos.sdpg import divergence
 from sdpg.env import BranchedEnv
+from sdpg.nn.declared import make_critic
 from sdpg.nn.modules import Actor, Critic, Normalizer
 from sdpg.rng import RowRng
 from sdpg.types import Metrics
@@ -165,7 +166,7 @@ class Ppo(NetworkAlgorithm):
         # Drawn on the CPU and moved: networks are the same on every device.
         generator = torch.Generator().manual_seed(seed)
         actor, self.normalizers = make_actor(cfg, context, cfg.exploration, cfg.initial_std, generator)
-        critic = Critic(env.task.state_size, cfg.critic_widths, generator)
+        critic = make_critic(env.task, env.task.state_size, cfg.critic_widths, generator)
         self.value_scale = Normalizer(1).to(self.device)
         self.actor = GaussianModel(actor, cfg.log_std_bounds).to(self.device)
         normalizers = nn.ModuleDict(self.normalizers).to(self.device)
