@@ -324,7 +324,6 @@ class Sdpg(NetworkAlgorithm):
                 losses.append(loss.detach())
                 yield loss
 
-        before = [p.detach().clone() for p in self.actor.parameters()] if cfg.kl_limit is not None else []
         for _ in range(cfg.regression_steps):
             drawn = every
             if cfg.regression_fraction < 1.0:
@@ -334,7 +333,6 @@ class Sdpg(NetworkAlgorithm):
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
-        moved = {"Policy/kl": self._draw_back(before, rollout, drawn[: cfg.actor_chunk])} if before else {}
         means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
         std, size, ascent = (mean / self.group.size for mean in means.tolist())
         loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0
@@ -347,24 +345,7 @@ class Sdpg(NetworkAlgorithm):
             "Policy/mean_std": sums["std"],
             "Policy/mean_abs": sums["abs"],
             "Policy/ascent": math.sqrt(sums["ascent"]),
-            **moved,
         }
-
-    @torch.no_grad()
-    def _draw_back(self, before: list[Tensor], rollout: Rollout, drawn: Tensor) -> float:
-        """Keep the policy within `kl_limit` of the one that acted, whose weights were `before`. The samples at the
-        places `drawn` judge. Returns how far it had moved; KL grows with the square of a small step."""
-        assert self.cfg.kl_limit is not None
-        ids, kl = drawn[drawn >= 0].to(self.device), 0.0
-        if len(ids):
-            seen = {name: source.flatten(0, 1)[ids] for name, source in rollout.sources.items()}
-            old = (x.flatten(0, 1)[ids] for x in (rollout.mean, rollout.log_std))
-            kl = divergence(*self._bounded(*self.actor(seen)), *old).sum().item() / len(drawn)
-        kl = self.group.sums({"kl": kl})["kl"]
-        if kl > self.cfg.kl_limit:
-            for old_weight, weight in zip(before, self.actor.parameters(), strict=True):
-                weight.copy_(torch.lerp(old_weight, weight, math.sqrt(self.cfg.kl_limit / kl)))
-        return kl
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
         cfg, norm = self.cfg, 0.0

@@ -99,9 +99,6 @@ class SdpgCfg(AlgoCfg):
     """Steps of regression onto the targets of one batch. More than one is beyond the paper."""
     regression_fraction: float = 1.0
     """Share of the batch that each of these steps draws at random."""
-    kl_limit: float | None = None
-    """How far the policy may move in an iteration, by the mean KL divergence from the one that acted. One that moved
-    further is drawn back, theta_old + c (theta - theta_old) with c = sqrt(limit / KL). Beyond the paper."""
     critic_lr: float = 2e-4
     """Learning rate of the critic."""
     critic_schedule: Literal["linear", "constant"] = "linear"
@@ -133,8 +130,7 @@ class SdpgCfg(AlgoCfg):
             "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
-            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
-            "kl_limit",
+            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
             "in [0, 1)": "target_decay average",
