@@ -1,0 +1,311 @@
+"""Compiled: colours of what `shade` leaves out: meshes, height fields, boxes and other shapes, textures on them, lights
+that are not the same everywhere, highlights, and skies with a picture. As `mujoco_warp` has them.
+
+A row of pixels at a time: first, pixel by pixel, the normal and the surface's own colour; then, in loops that become
+vector instructions, what every light adds.
+"""
+
+from __future__ import annotations
+
+from math import pi
+
+import numpy as np
+
+from sdpg.render.compiled import inline_jit, jit
+
+PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH, SDF = 0, 1, 2, 3, 4, 5, 6, 7, 8  # mjtGeom
+SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all directions
+# How a texture is laid on: along the geom's x and y, by coordinates of the mesh, as a cube map, or by its kind.
+ALONG, COORDINATES, CUBE, BY_KIND = 0, 1, 2, 3
+
+_ZERO, _HALF, _ONE, _FULL, _TINY = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255), np.float32(1e-12)
+_TURN, _QUARTER = np.float32(0.5 / pi), np.float32(2 / pi)
+
+
+@inline_jit
+def _sign(value):
+    return _ONE if value > _ZERO else -_ONE
+
+
+@inline_jit
+def _own_normal(p, g, kind, u, v, w):
+    """Of a primitive's surface, in its own frame and of any length, at one of its points."""
+    if kind == BOX:
+        fu, fv, fw = abs(u) - p[g, 12], abs(v) - p[g, 13], abs(w) - p[g, 14]  # the face that it is nearest to
+        if fu >= fv and fu >= fw:
+            return _sign(u), _ZERO, _ZERO
+        if fv >= fw:
+            return _ZERO, _sign(v), _ZERO
+        return _ZERO, _ZERO, _sign(w)
+    if kind == CYLINDER:
+        if abs(w) - p[g, 13] > np.sqrt(u * u + v * v) - p[g, 12]:
+            return _ZERO, _ZERO, _sign(w)
+        return u, v, _ZERO
+    if kind == ELLIPSOID:
+        return u / (p[g, 12] * p[g, 12]), v / (p[g, 13] * p[g, 13]), w / (p[g, 14] * p[g, 14])
+    if kind == PLANE:
+        return _ZERO, _ZERO, _ONE
+    return u, v, w - max(min(w, p[g, 13]), -p[g, 13])
+
+
+@inline_jit
+def _around(x, y):
+    """Share of a turn from the x axis, 0 to 1."""
+    turn = np.arctan2(y, x) * _TURN
+    return turn if turn >= _ZERO else turn + _ONE
+
+
+@inline_jit
+def _laid_on(p, g, kind, u, v, w, nu, nv, nw):
+    """Texture coordinates of a primitive, 0 to 1, as MuJoCo has them."""
+    if kind == BOX:
+        su, sv, sw = p[g, 12], p[g, 13], p[g, 14]
+        if nw != _ZERO:
+            return (u / su + _ONE) * _HALF, (_ONE - _sign(nw) * v / sv) * _HALF
+        if nu != _ZERO:
+            return (_ONE + _sign(nu) * v / sv) * _HALF, (_ONE - w / sw) * _HALF
+        return (_ONE - _sign(nv) * u / su) * _HALF, (_ONE - w / sw) * _HALF
+    if kind == CYLINDER:
+        if nw != _ZERO:
+            return (_ONE + u / p[g, 12]) * _HALF, (_ONE + v / p[g, 12]) * _HALF
+        return _around(u, v), (_ONE - w / p[g, 13]) * _HALF
+    if kind == CAPSULE:
+        over = (abs(w) - p[g, 13]) / p[g, 12]
+        if over > _ZERO:
+            share = np.arcsin(min(over, _ONE)) * _QUARTER
+            return _around(u, v), (_ONE - share if w > _ZERO else share)
+        return _around(u, v), (_ONE - w / max(p[g, 13], _TINY)) * _HALF
+    a, b, c = p[g, 12], p[g, 12], p[g, 12]
+    if kind == ELLIPSOID:
+        b, c = p[g, 13], p[g, 14]
+    u, v, w = u / a, v / b, w / c
+    up = w / max(np.sqrt(u * u + v * v + w * w), _TINY)
+    return _around(u, v), _HALF - np.arcsin(max(min(up, _ONE), -_ONE)) * _QUARTER * _HALF
+
+
+@inline_jit
+def _cube(x, y, z, side):
+    """Where a direction meets a cube map, whose faces +x -x +y -y +z -z lie one below the other."""
+    ax, ay, az = abs(x), abs(y), abs(z)
+    if ax >= ay and ax >= az:
+        face, s, t, m = (0 if x > _ZERO else 1), (-z if x > _ZERO else z), -y, ax
+    elif ay >= az:
+        face, s, t, m = (2 if y > _ZERO else 3), x, (z if y > _ZERO else -z), ay
+    else:
+        face, s, t, m = (4 if z > _ZERO else 5), (x if z > _ZERO else -x), -y, az
+    m = max(m, _TINY)
+    s, t = (s / m + _ONE) * _HALF, (t / m + _ONE) * _HALF
+    t = max(min(t, _ONE - _HALF / side), _HALF / side)  # no colours of the next face
+    return s, (np.float32(face) + t) / np.float32(6)
+
+
+@inline_jit
+def _sample(images, cells, texels, image, u, v):
+    """Colour 0 to 255 at u, v in [0, 1]: linear between texels, constant beyond the outermost centres."""
+    start, width, height = images[image, 0], images[image, 1], images[image, 2]
+    fx, fy = u * np.float32(width) + _HALF, v * np.float32(height) + _HALF
+    x, y = min(max(int(fx), 0), width), min(max(int(fy), 0), height)
+    colour = cells[start + y * (width + 1) + x]
+    if colour >= 0:  # all four around it have it
+        return np.float32(colour >> 16), np.float32((colour >> 8) & 255), np.float32(colour & 255)
+    fx, fy = fx - np.float32(x), fy - np.float32(y)
+    x0, x1, y0, y1 = max(x - 1, 0), min(x, width - 1), max(y - 1, 0), min(y, height - 1)
+    a, b, c, d = start + y0 * width + x0, start + y0 * width + x1, start + y1 * width + x0, start + y1 * width + x1
+    p, q, r, s = (_ONE - fx) * (_ONE - fy), fx * (_ONE - fy), (_ONE - fx) * fy, fx * fy
+    return (
+        p * texels[a, 0] + q * texels[b, 0] + r * texels[c, 0] + s * texels[d, 0],
+        p * texels[a, 1] + q * texels[b, 1] + r * texels[c, 1] + s * texels[d, 1],
+        p * texels[a, 2] + q * texels[b, 2] + r * texels[c, 2] + s * texels[d, 2],
+    )
+
+
+@inline_jit
+def _look_at(xs, y, wide, kinds, look, solid, shapes, r, p, z, ids, tri, i, done, row):
+    """Fills a row's normals (0 to 2), colours (3 to 5), emission, specular, exponent (6 to 8), of which pixels: (first,
+    end, whether there are highlights)."""
+    first, end, glossy = wide, 0, False
+    m = look.material
+    for j in range(wide):
+        g = ids[i, j]
+        if g < 0 or done[g]:
+            continue
+        first, end = min(first, j), j + 1
+        t, kind = z[i, j], kinds[g]
+        qx, qy, qz = t * xs[j] - p[g, 0], t * y - p[g, 1], -t - p[g, 2]
+        u = qx * p[g, 3] + qy * p[g, 4] + qz * p[g, 5]
+        v = qx * p[g, 6] + qy * p[g, 7] + qz * p[g, 8]
+        w = qx * p[g, 9] + qy * p[g, 10] + qz * p[g, 11]
+        shape, f = solid[g], tri[i, j]
+        if shape >= 0:
+            at, d = shapes.normals_at[shape, 0] + shapes.normals_at[shape, 1] * f, shapes.normals
+            nu, nv, nw = d[at], d[at + 1], d[at + 2]
+            if shapes.normals_at[shape, 1] > 3:
+                nu += d[at + 3] * u + d[at + 6] * v + d[at + 9] * w
+                nv += d[at + 4] * u + d[at + 7] * v + d[at + 10] * w
+                nw += d[at + 5] * u + d[at + 8] * v + d[at + 11] * w
+        else:
+            nu, nv, nw = _own_normal(p, g, kind, u, v, w)
+        for k in range(3):
+            row[k, j] = p[g, 3 + k] * nu + p[g, 6 + k] * nv + p[g, 9 + k] * nw
+            row[3 + k, j], row[6 + k, j] = m[r, g, k], m[r, g, 3 + k]
+        glossy |= m[r, g, 4] > _ZERO and m[r, g, 5] > _ZERO
+        image = look.texture[g]
+        if image >= 0:
+            style, m0, m1 = look.style[g], look.mapping[r, g, 0], look.mapping[r, g, 1]
+            m2, m3 = look.mapping[r, g, 2], look.mapping[r, g, 3]
+            if style == CUBE:
+                a, b = _cube(u * m0, v * m1, w * m2, np.float32(look.images[image, 1]))
+            else:
+                if style == ALONG:
+                    a, b = u, v
+                elif style == COORDINATES:
+                    at, d = shapes.uvs_at[shape] + 8 * f, shapes.uvs
+                    a = d[at] + d[at + 1] * u + d[at + 2] * v + d[at + 3] * w
+                    b = d[at + 4] + d[at + 5] * u + d[at + 6] * v + d[at + 7] * w
+                else:
+                    a, b = _laid_on(p, g, kind, u, v, w, nu, nv, nw)
+                a, b = m0 * a + m1, m2 * b + m3
+                a, b = a - np.floor(a), b - np.floor(b)
+            red, green, blue = _sample(look.images, look.cells, look.texels, image, a, b)
+            row[3, j], row[4, j], row[5, j] = (
+                row[3, j] * red / _FULL, row[4, j] * green / _FULL, row[5, j] * blue / _FULL,
+            )  # fmt: skip
+    return first, end, glossy
+
+
+@inline_jit
+def _power(base, exponent, bits, whole, scratch):
+    """base = base ** exponent, of numbers from 0 to 1, to 1e-5: by way of exponents and polynomials, which become
+    vector instructions. `bits` and `scratch` are base and whole, seen as integers and as numbers."""
+    for j in range(base.size):
+        base[j] = max(base[j], np.float32(1e-30))
+    for j in range(base.size):
+        e = (bits[j] - np.int32(0x3F3504F3)) >> np.int32(23)  # mantissa from sqrt(1/2) to sqrt(2)
+        whole[j] = bits[j] - (e << np.int32(23))
+        bits[j] = e
+    for j in range(base.size):
+        m = scratch[j] - _ONE
+        s = m / (np.float32(2) + m)
+        q = s * s
+        log2 = s * (
+            np.float32(2.885390082) + q * (np.float32(0.961796694) + q * (np.float32(0.577078016)
+            + q * np.float32(0.4342)))
+        )  # fmt: skip
+        scratch[j] = max((log2 + np.float32(bits[j])) * exponent[j], np.float32(-120))
+    for j in range(base.size):
+        lower = np.floor(scratch[j])
+        x = scratch[j] - lower
+        base[j] = _ONE + x * (
+            np.float32(0.69314718) + x * (np.float32(0.24022651) + x * (np.float32(0.05550411)
+            + x * (np.float32(0.00961813) + x * (np.float32(0.00133336) + x * np.float32(0.000154035)))))
+        )  # fmt: skip
+        whole[j] = (np.int32(lower) + np.int32(127)) << np.int32(23)
+    for j in range(base.size):
+        base[j] = base[j] * scratch[j]
+
+
+@inline_jit
+def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, glossy):
+    """From normals and colours to what arrives at the camera, 0 to 1, in rows 3 to 5. `row` has the pixels only."""
+    nx, ny, nz, shine, exponent = row[0], row[1], row[2], row[7], row[8]
+    lx, ly, lz, weight, facing = row[9], row[10], row[11], row[12], row[13]
+    view, power, whole = row[14], row[15], row[16]
+    red, green, blue, glare_r, glare_g, glare_b = row[17], row[18], row[19], row[20], row[21], row[22]
+    for j in range(xs.size):
+        scale = _ONE / max(np.sqrt(nx[j] * nx[j] + ny[j] * ny[j] + nz[j] * nz[j]), _TINY)
+        nx[j], ny[j], nz[j] = nx[j] * scale, ny[j] * scale, nz[j] * scale
+        red[j], green[j], blue[j] = row[6, j] + ambient[0], row[6, j] + ambient[1], row[6, j] + ambient[2]
+        glare_r[j], glare_g[j], glare_b[j] = _ZERO, _ZERO, _ZERO
+        view[j] = _ONE / np.sqrt(xs[j] * xs[j] + y * y + _ONE)
+    for k in range(kinds.size):
+        x0, y0, z0 = lights[k, 0], lights[k, 1], lights[k, 2]
+        if kinds[k] == DIRECTIONAL:
+            for j in range(xs.size):
+                lx[j], ly[j], lz[j], weight[j] = x0, y0, z0, _ONE
+        else:
+            c0, c1, c2 = light_rows[k, 6], light_rows[k, 7], light_rows[k, 8]
+            for j in range(xs.size):
+                dx, dy, dz = x0 - near[j] * xs[j], y0 - near[j] * y, z0 + near[j]
+                far = max(np.sqrt(dx * dx + dy * dy + dz * dz), _TINY)
+                lx[j], ly[j], lz[j] = dx / far, dy / far, dz / far
+                weight[j] = _ONE / max(c0 + far * (c1 + far * c2), _TINY)
+            if kinds[k] == SPOT:
+                s0, s1, s2, cutoff = lights[k, 3], lights[k, 4], lights[k, 5], light_rows[k, 9]
+                for j in range(xs.size):
+                    cosine = -(lx[j] * s0 + ly[j] * s1 + lz[j] * s2)
+                    weight[j] = weight[j] if cosine >= cutoff else _ZERO
+                    power[j], facing[j] = max(cosine, _ZERO), light_rows[k, 10]
+                if light_rows[k, 10] > _ZERO:
+                    _power(power, facing, power.view(np.int32), whole.view(np.int32), whole)
+                    for j in range(xs.size):
+                        weight[j] = weight[j] * power[j]
+        d0, d1, d2 = light_rows[k, 0], light_rows[k, 1], light_rows[k, 2]
+        for j in range(xs.size):
+            facing[j] = max(nx[j] * lx[j] + ny[j] * ly[j] + nz[j] * lz[j], _ZERO)
+            diffuse = facing[j] * weight[j]
+            red[j], green[j], blue[j] = red[j] + d0 * diffuse, green[j] + d1 * diffuse, blue[j] + d2 * diffuse
+        s0, s1, s2 = light_rows[k, 3], light_rows[k, 4], light_rows[k, 5]
+        if glossy and (s0 > _ZERO or s1 > _ZERO or s2 > _ZERO):
+            for j in range(xs.size):
+                hx, hy, hz = lx[j] - xs[j] * view[j], ly[j] - y * view[j], lz[j] + view[j]  # half-way to the camera
+                cosine = nx[j] * hx + ny[j] * hy + nz[j] * hz
+                power[j] = min(cosine / max(np.sqrt(hx * hx + hy * hy + hz * hz), _TINY), _ONE)
+            _power(power, exponent, power.view(np.int32), whole.view(np.int32), whole)
+            for j in range(xs.size):
+                dull = (facing[j] <= _ZERO) | (shine[j] <= _ZERO) | (exponent[j] <= _ZERO)
+                glare = _ZERO if dull else shine[j] * power[j] * weight[j]
+                glare_r[j], glare_g[j], glare_b[j] = (
+                    glare_r[j] + s0 * glare, glare_g[j] + s1 * glare, glare_b[j] + s2 * glare,
+                )  # fmt: skip
+    for c in range(3):
+        own, lit, glare = row[3 + c], row[17 + c], row[20 + c]
+        for j in range(xs.size):
+            own[j] = min(max(own[j] * lit[j] + glare[j], _ZERO), _ONE)
+
+
+@inline_jit
+def _sky(xs, y, width, look, cmat, ids, i, rgb, n):
+    """The pixels of a row where nothing is hit; MuJoCo turns the sky so that the cube's y is up."""
+    side = np.float32(look.images[look.sky_image, 1])
+    c0, c1, c2 = np.float32(cmat[1] * y - cmat[2]), np.float32(cmat[4] * y - cmat[5]), np.float32(cmat[7] * y - cmat[8])
+    d0, d1, d2 = np.float32(cmat[0]), np.float32(cmat[3]), np.float32(cmat[6])
+    for j in range(width):
+        if ids[i, j] < 0:
+            x = xs[j]
+            s, t = _cube(d0 * x + c0, d2 * x + c2, -(d1 * x + c1), side)
+            r, g, b = _sample(look.images, look.cells, look.texels, look.sky_image, s, t)
+            rgb[n, 0, i, j], rgb[n, 1, i, j], rgb[n, 2, i, j] = np.uint8(r), np.uint8(g), np.uint8(b)
+
+
+@jit
+def shade_surfaces(geometry, look, solid, shapes, poses, begin, end, z, ids, tri, pose, lights, rgb):
+    """Worlds begin to end, n of them: from z, ids and tri (n, H, Wp), pose (n, G, 15) and lights (n, L, 6) to those
+    pixels of rgb (N, 3, H, W) that `shade` did not do. solid (G,): the shape of each geom, or -1."""
+    height, wide, count = geometry.ys.shape[1], geometry.width, geometry.kind.size
+    row, done = np.ones((23, wide), np.float32), np.empty(count, np.bool_)
+    for w in range(end - begin):
+        n = begin + w
+        cmat = poses.cam_xmat[n, geometry.camera]
+        r = n % geometry.xs.shape[0]
+        xs, ys, near, whose, which, p = geometry.xs[r], geometry.ys[r], z[w], ids[w], tri[w], pose[w]
+        for g in range(count):
+            done[g] = look.quick[r, g]
+        for i in range(height):
+            y = ys[i]
+            if look.sky_image >= 0:
+                _sky(xs, y, wide, look, cmat, whose, i, rgb, n)
+            first, last, glossy = _look_at(
+                xs, y, wide, geometry.kind, look, solid, shapes, r, p, near, whose, which, i, done, row
+            )
+            if last <= first:
+                continue
+            part = row[:, first:last]
+            _shine(
+                xs[first:last], y, near[i, first:last], look.light_kind, lights[w], look.light_rows[r], look.ambient[r],
+                part, glossy,
+            )  # fmt: skip
+            for c in range(3):
+                for j in range(first, last):
+                    g = whose[i, j]
+                    if g >= 0 and not done[g]:
+                        rgb[n, c, i, j] = np.uint8(row[3 + c, j] * _FULL)

@@ -1,0 +1,299 @@
+"""Compiled: which triangle of meshes and height fields is nearest in each pixel.
+
+After `cover`, into the same depths. A shape is a tree of boxes with leaves of a few dozen triangles. Boxes beside the
+picture and leaves that face away are skipped; of a leaf's triangles, those that face the camera and hold the centre of
+a pixel are filled row by row: in the picture an edge is a line, and one over the depth is linear. For a triangle that
+reaches behind the camera the same lines come from cross products, so that nothing has to be clipped.
+
+Pixels are counted from 0 at the centre of the first: (x, y) = (hx, hy) / hw, where hx, hy and the depth hw are linear
+in a shape's own coordinates.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, inf, sqrt
+
+import numpy as np
+
+from sdpg.render.compiled import inline_jit, jit
+
+LEAF = 48  # triangles of a leaf at most
+DETAIL = 0.125  # of a pixel: the error that a level of detail may have
+
+_ONE, _INF, _TIE = np.float32(1), np.float32(np.inf), np.float32(1 + 1e-6)
+_FARTHEST = 4096.0  # pixels from the corner of the picture: beyond that float32 is too coarse for lines
+
+
+@inline_jit
+def _place(pose, size, xpos, xmat, cpos, cmat):
+    """A shape's row as `cover` has it: 0 where it is, 3, 6, 9 its axes, 12 size. (15,)"""
+    d0, d1, d2 = xpos[0] - cpos[0], xpos[1] - cpos[1], xpos[2] - cpos[2]
+    for k in range(3):
+        pose[k] = cmat[k] * d0 + cmat[3 + k] * d1 + cmat[6 + k] * d2
+        for axis in range(3):
+            pose[3 + 3 * axis + k] = cmat[k] * xmat[axis] + cmat[3 + k] * xmat[3 + axis] + cmat[6 + k] * xmat[6 + axis]
+        pose[12 + k] = size[k]
+
+
+@inline_jit
+def _projection(pose, grid, m):
+    """m (12,): hx, hy, hw as rows of (x, y, z, 1)."""
+    for k in range(4):
+        at = 3 + 3 * k if k < 3 else 0
+        x, y, z = np.float64(pose[at]), np.float64(pose[at + 1]), np.float64(pose[at + 2])
+        m[k] = (x + grid[0] * z) / grid[1]
+        m[4 + k] = (y + grid[2] * z) / grid[3]
+        m[8 + k] = -z
+
+
+@inline_jit
+def _sides(m, width, height, far, planes):
+    """planes (6, 4): functions that are below 0 beside the picture, behind the camera, and too far away."""
+    for k in range(4):
+        planes[0, k], planes[1, k] = m[k], (width - 1) * m[8 + k] - m[k]
+        planes[2, k], planes[3, k] = m[4 + k], (height - 1) * m[8 + k] - m[4 + k]
+        planes[4, k], planes[5, k] = m[8 + k], -m[8 + k]
+    planes[5, 3] += far
+
+
+@inline_jit
+def _outside(boxes, node, planes):
+    x, y, z = np.float64(boxes[node, 0]), np.float64(boxes[node, 1]), np.float64(boxes[node, 2])
+    a, b, c = np.float64(boxes[node, 3]), np.float64(boxes[node, 4]), np.float64(boxes[node, 5])
+    for k in range(6):
+        p, q, r = planes[k, 0], planes[k, 1], planes[k, 2]
+        if p * x + q * y + r * z + planes[k, 3] + abs(p) * a + abs(q) * b + abs(r) * c < 0.0:
+            return True
+    return False
+
+
+@inline_jit
+def _turned_away(boxes, cones, node, ex, ey, ez):
+    """No triangle of this leaf faces the eye: all normals are within a cone."""
+    cutoff = np.float64(cones[node, 3])
+    if cutoff > 1.0:
+        return False
+    x, y, z = boxes[node, 0] - ex, boxes[node, 1] - ey, boxes[node, 2] - ez
+    a, b, c = np.float64(boxes[node, 3]), np.float64(boxes[node, 4]), np.float64(boxes[node, 5])
+    along = x * cones[node, 0] + y * cones[node, 1] + z * cones[node, 2]
+    return along >= cutoff * sqrt(x * x + y * y + z * z) + sqrt(a * a + b * b + c * c)
+
+
+@inline_jit
+def _distance(boxes, node, ex, ey, ez):
+    x = max(abs(ex - boxes[node, 0]) - boxes[node, 3], 0.0)
+    y = max(abs(ey - boxes[node, 1]) - boxes[node, 4], 0.0)
+    z = max(abs(ez - boxes[node, 2]) - boxes[node, 5], 0.0)
+    return sqrt(x * x + y * y + z * z)
+
+
+@inline_jit
+def _level(shapes, shape, planes, ex, ey, ez, pixel):
+    """The coarsest whose error is small where the shape is nearest: its row of `levels`, or -1 if nothing is seen."""
+    first, end = shapes.shape[shape, 0], shapes.shape[shape, 1]
+    node, last = shapes.levels[end - 1, 0], shapes.levels[end - 1, 1]
+    nearest = inf
+    while node < last:  # the leaves of the coarsest
+        if _outside(shapes.boxes, node, planes):
+            node += shapes.skip[node]
+        else:
+            if shapes.leaf[node] >= 0:
+                nearest = min(nearest, _distance(shapes.boxes, node, ex, ey, ez))
+            node += 1
+    if nearest == inf:
+        return np.int64(-1)
+    allowed = DETAIL * pixel * max(nearest - np.float64(shapes.errors[end - 1]), 0.0)
+    chosen = end - 1
+    while chosen > first and shapes.errors[chosen] > allowed:
+        chosen -= 1
+    return chosen
+
+
+@inline_jit
+def _fill(z, ids, tri, g, f, i0, i1, j0, j1, lines, w0, wx, wy, least, most):
+    """Pixels of rows i0 to i1 and columns j0 to j1 between the lines. lines (9,): of each edge whether it ends (1),
+    begins (-1) or does not bound (0) a row, and where: the column at row 0, and columns per row."""
+    for i in range(i0, i1 + 1):
+        low, high = float(j0), float(j1)
+        for e in range(3):
+            x = lines[3 * e + 1] + lines[3 * e + 2] * i
+            if lines[3 * e] > 0.0:
+                high = min(high, x)
+            elif lines[3 * e] < 0.0:
+                low = max(low, x)
+        if not low <= high:
+            continue
+        row = w0 + wy * i
+        for j in range(ceil(low), floor(high) + 1):
+            t = np.float32(1.0 / min(max(row + wx * j, least), most))
+            # Where two surfaces are as near as each other the later geom is seen.
+            if t <= (z[i, j] * _TIE if ids[i, j] <= g else z[i, j] / _TIE):
+                z[i, j], ids[i, j], tri[i, j] = t, g, f
+
+
+@inline_jit
+def _line(lines, e, ax, ay, bx, by, turn):
+    """The edge from a to b; computed the same way, whichever of the two triangles it belongs to."""
+    if ay == by:
+        lines[3 * e] = 0.0
+        return
+    lines[3 * e] = turn if by > ay else -turn
+    if by > ay:
+        slope = (bx - ax) / (by - ay)
+        lines[3 * e + 1] = ax - ay * slope
+    else:
+        slope = (ax - bx) / (ay - by)
+        lines[3 * e + 1] = bx - by * slope
+    lines[3 * e + 2] = slope
+
+
+@inline_jit
+def _fill_before(z, ids, tri, g, f, i0, i1, j0, j1, lines, turn, ax, ay, aw, bx, by, bw, cx, cy, cw):
+    """A triangle before the camera: corners in pixels, and one over their depths."""
+    _line(lines, 0, ax, ay, bx, by, turn)
+    _line(lines, 1, bx, by, cx, cy, turn)
+    _line(lines, 2, cx, cy, ax, ay, turn)
+    ux, uy, uw, vx, vy, vw = bx - ax, by - ay, bw - aw, cx - ax, cy - ay, cw - aw
+    scale = 1.0 / (ux * vy - uy * vx)
+    wx, wy = (uw * vy - vw * uy) * scale, (vw * ux - uw * vx) * scale
+    least, most = min(aw, min(bw, cw)), max(aw, max(bw, cw))
+    _fill(z, ids, tri, g, f, i0, i1, j0, j1, lines, aw - wx * ax - wy * ay, wx, wy, least, most)
+
+
+@inline_jit
+def _fill_across(z, ids, tri, g, f, height, width, lines, turn, corner):
+    """A triangle of which a part is before the camera. corner (9,): hx, hy, hw of each."""
+    total = np.zeros(3)
+    sides = np.zeros((3, 3))
+    for e in range(3):
+        a, b = 3 * ((e + 1) % 3), 3 * ((e + 2) % 3)
+        for k in range(3):
+            p, q = (k + 1) % 3, (k + 2) % 3
+            sides[e, k] = corner[a + p] * corner[b + q] - corner[a + q] * corner[b + p]
+            total[k] += sides[e, k]
+    volume = corner[0] * sides[0, 0] + corner[1] * sides[0, 1] + corner[2] * sides[0, 2]
+    if not volume * turn > 0.0:
+        return
+    i0, i1 = 0, height - 1
+    for e in range(3):  # inside: sides . (x, y, 1) has the sign of the volume
+        x, y, c = sides[e, 0] / volume, sides[e, 1] / volume, sides[e, 2] / volume
+        if abs(x) > 1e-12 * (abs(y) + abs(c)):
+            lines[3 * e], lines[3 * e + 1], lines[3 * e + 2] = (-1.0 if x > 0.0 else 1.0), -c / x, -y / x
+        else:
+            lines[3 * e] = 0.0
+            if y > 0.0:
+                i0 = max(i0, ceil(min(max(-c / y, 0.0), float(height))))
+            elif y < 0.0:
+                i1 = min(i1, floor(min(max(-c / y, -1.0), float(height))))
+            elif c < 0.0:
+                return
+    w0, wx, wy = total[2] / volume, total[0] / volume, total[1] / volume
+    _fill(z, ids, tri, g, f, i0, i1, 0, width - 1, lines, w0, wx, wy, 1e-6, 1e9)
+
+
+@inline_jit
+def _draw_leaf(shapes, leaf, m, turn, height, width, g, z, ids, tri, room):
+    """How many triangles were filled. `room`: arrays to work with."""
+    first, last = shapes.leaf_corners[leaf], shapes.leaf_corners[leaf + 1]
+    px, py, iw, lines, corner, keep = room
+    m0, m1, m2, m3 = np.float32(m[0]), np.float32(m[1]), np.float32(m[2]), np.float32(m[3])
+    m4, m5, m6, m7 = np.float32(m[4]), np.float32(m[5]), np.float32(m[6]), np.float32(m[7])
+    m8, m9, m10, m11 = np.float32(m[8]), np.float32(m[9]), np.float32(m[10]), np.float32(m[11])
+    xs, ys, zs = shapes.xs[first:last], shapes.ys[first:last], shapes.zs[first:last]
+    near = _INF
+    for v in range(xs.size):
+        x, y, w = xs[v], ys[v], zs[v]
+        hw = m8 * x + m9 * y + m10 * w + m11
+        inverse = _ONE / hw
+        px[v], py[v] = (m0 * x + m1 * y + m2 * w + m3) * inverse, (m4 * x + m5 * y + m6 * w + m7) * inverse
+        iw[v] = inverse
+        near = min(near, hw)
+    begin, end = shapes.leaf_faces[leaf], shapes.leaf_faces[leaf + 1]
+    a, b, c = shapes.a[begin:end], shapes.b[begin:end], shapes.c[begin:end]
+    side, right, bottom = np.float32(turn), np.float32(width - 1), np.float32(height - 1)
+    for k in range(a.size):  # all at once: does it face the camera, and hold the centre of a pixel?
+        ax, ay, bx, by, cx, cy = px[a[k]], py[a[k]], px[b[k]], py[b[k]], px[c[k]], py[c[k]]
+        area = ((bx - ax) * (cy - ay) - (by - ay) * (cx - ax)) * side
+        x0, x1 = np.ceil(max(min(ax, min(bx, cx)), 0)), np.floor(min(max(ax, max(bx, cx)), right))
+        y0, y1 = np.ceil(max(min(ay, min(by, cy)), 0)), np.floor(min(max(ay, max(by, cy)), bottom))
+        keep[k] = (area > 0) & (x0 <= x1) & (y0 <= y1)
+    count = 0
+    before = near > 1e-4
+    for k in range(a.size):
+        ia, ib, ic = a[k], b[k], c[k]
+        if not before:  # how it lies behind the camera decides
+            wa, wb, wc = iw[ia], iw[ib], iw[ic]
+            if wa < 0 and wb < 0 and wc < 0:
+                continue
+            keep[k] = keep[k] or not (wa > 0 and wb > 0 and wc > 0 and max(wa, max(wb, wc)) < 1e4)
+        if not keep[k]:
+            continue
+        count += 1
+        f = np.int32(begin + k)
+        ax, ay, bx, by = np.float64(px[ia]), np.float64(py[ia]), np.float64(px[ib]), np.float64(py[ib])
+        cx, cy = np.float64(px[ic]), np.float64(py[ic])
+        x0, x1, y0, y1 = min(ax, min(bx, cx)), max(ax, max(bx, cx)), min(ay, min(by, cy)), max(ay, max(by, cy))
+        wide = max(max(abs(x0), abs(x1)), max(abs(y0), abs(y1)))
+        if wide < _FARTHEST and (before or (iw[ia] > 0 and iw[ib] > 0 and iw[ic] > 0)):
+            i0, i1 = ceil(max(y0, 0.0)), floor(min(y1, height - 1.0))
+            j0, j1 = ceil(max(x0, 0.0)), floor(min(x1, width - 1.0))
+            aw, bw, cw = np.float64(iw[ia]), np.float64(iw[ib]), np.float64(iw[ic])
+            _fill_before(z, ids, tri, g, f, i0, i1, j0, j1, lines, turn, ax, ay, aw, bx, by, bw, cx, cy, cw)
+        else:
+            for q in range(3):
+                v = ia if q == 0 else (ib if q == 1 else ic)
+                x, y, w = np.float64(xs[v]), np.float64(ys[v]), np.float64(zs[v])
+                for h in range(3):
+                    corner[3 * q + h] = m[4 * h] * x + m[4 * h + 1] * y + m[4 * h + 2] * w + m[4 * h + 3]
+            _fill_across(z, ids, tri, g, f, height, width, lines, turn, corner)
+    return count
+
+
+@jit
+def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, pose, depth, counts):
+    """Worlds begin to end, n of them: adds to z, ids and tri (n, H, Wp) and to pose (n, G, 15); fills depth (N, H, W),
+    unless that is (0, H, W), and counts (N, 3): shapes that were drawn, the sum of their levels, triangles filled."""
+    height, width = geometry.ys.shape[1], geometry.width
+    m, planes = np.empty(12), np.empty((6, 4))
+    room = (
+        np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32),
+        np.empty(9), np.empty(9), np.empty(LEAF, np.bool_),
+    )  # fmt: skip
+    for w in range(end - begin):
+        n = begin + w
+        cpos, cmat = poses.cam_xpos[n, geometry.camera], poses.cam_xmat[n, geometry.camera]
+        r = n % geometry.xs.shape[0]
+        grid, near, whose, which = geometry.grid[r], z[w], ids[w], tri[w]
+        pixel, turn = min(abs(grid[1]), abs(grid[3])), (1.0 if grid[1] * grid[3] > 0.0 else -1.0)
+        counts[n] = 0
+        for s in range(solids.geom.size):
+            g = solids.geom[s]
+            if not geometry.visible[r, g]:
+                continue
+            row, k = pose[w, g], geometry.geom[g]
+            _place(row, geometry.size[r, g], poses.geom_xpos[n, k], poses.geom_xmat[n, k], cpos, cmat)
+            _projection(row, grid, m)
+            _sides(m, width, height, np.float64(geometry.far), planes)
+            ex = -(np.float64(row[0]) * row[3] + np.float64(row[1]) * row[4] + np.float64(row[2]) * row[5])
+            ey = -(np.float64(row[0]) * row[6] + np.float64(row[1]) * row[7] + np.float64(row[2]) * row[8])
+            ez = -(np.float64(row[0]) * row[9] + np.float64(row[1]) * row[10] + np.float64(row[2]) * row[11])
+            level = _level(shapes, solids.shape[s], planes, ex, ey, ez, pixel)
+            if level < 0:
+                continue
+            counts[n, 0] += 1
+            counts[n, 1] += level - shapes.shape[solids.shape[s], 0]
+            node, last = shapes.levels[level, 0], shapes.levels[level, 1]
+            while node < last:
+                if _outside(shapes.boxes, node, planes):
+                    node += shapes.skip[node]
+                    continue
+                leaf = shapes.leaf[node]
+                if leaf >= 0 and not _turned_away(shapes.boxes, shapes.cones, node, ex, ey, ez):
+                    counts[n, 2] += _draw_leaf(
+                        shapes, leaf, m, turn, height, width, np.int32(g), near, whose, which, room
+                    )
+                node += 1
+        if depth.shape[0]:
+            for i in range(height):
+                for j in range(width):
+                    depth[n, i, j] = near[i, j] if whose[i, j] >= 0 else _INF
