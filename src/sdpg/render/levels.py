@@ -1,35 +1,65 @@
-"""Levels of detail: a shape as it is, and with fewer and fewer triangles."""
+"""Levels of detail: a shape as it is, and with fewer and fewer triangles. `triangles` takes the coarsest that can't be
+told from it where it is seen."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpg.render import mesh_cache
 from sdpg.render.cover import HFIELD
 from sdpg.render.fields import field_triangles
 from sdpg.render.meshes import Level, Shapes, Triangles, gather, level, mesh_triangles
+from sdpg.render.views import textures
+
+Progress = Callable[[int, int], None]
+"""Called with how many meshes are done, and of how many."""
 
 _NOTHING = Triangles(np.zeros((3, 3)), np.array([[0, 1, 2]]), None, None)
+_SMALL = 256  # triangles that are not worth fewer
+
+_listeners: list[Progress] = []
+
+
+def listen(progress: Progress) -> None:
+    """To be told whenever levels are made, which takes seconds, the first time that a mesh is drawn by this user."""
+    _listeners.append(progress)
 
 
 def shapes_of(model: mujoco.MjModel, geoms: NDArray[np.int64]) -> tuple[Shapes, dict[int, int]]:
     """The tables of all shapes that these geoms have, and which of them each geom has."""
-    rows: dict[tuple[bool, int], int] = {}
-    found: list[list[Level]] = []
-    of_geom: dict[int, int] = {}
-    for geom in geoms:
-        key = (bool(model.geom_type[geom] == HFIELD), int(model.geom_dataid[geom]))
-        if key not in rows:
-            rows[key] = len(found)
-            found.append(field_levels(model, key[1]) if key[0] else mesh_levels(model, key[1]))
-        of_geom[int(geom)] = rows[key]
-    return gather(found or [[level(_NOTHING)]]), of_geom
+    keys = [(bool(model.geom_type[geom] == HFIELD), int(model.geom_dataid[geom])) for geom in geoms]
+    rows = {key: row for row, key in enumerate(dict.fromkeys(keys))}
+    textured = {key for key, texture in zip(keys, textures(model, geoms), strict=True) if texture >= 0}
+    surfaces = [mesh_triangles(model, key[1], uvs=key in textured) for key in rows if not key[0]]
+    meshes = iter(_levels_of(surfaces))
+    found = [[level(field_triangles(model, number))] if field else next(meshes) for field, number in rows]
+    return gather(found or [[level(_NOTHING)]]), {int(geom): rows[key] for geom, key in zip(geoms, keys, strict=True)}
 
 
-def field_levels(model: mujoco.MjModel, field: int) -> list[Level]:
-    return [level(field_triangles(model, field))]
+def _levels_of(surfaces: list[Triangles]) -> list[list[Level]]:
+    """From the cache, or made and put there."""
+    found: list[list[Level] | None] = []
+    for surface in surfaces:
+        if len(surface.faces) < _SMALL or surface.uvs is not None:
+            found.append([level(surface)])
+        else:
+            found.append(mesh_cache.load(mesh_cache.path_of(surface)))
+    missing = [k for k, levels in enumerate(found) if levels is None]
+    for done, k in enumerate(missing):
+        for listener in _listeners:
+            listener(done, len(missing))
+        found[k] = _made(surfaces[k])
+        mesh_cache.save(mesh_cache.path_of(surfaces[k]), found[k] or [])
+    for listener in _listeners if missing else ():
+        listener(len(missing), len(missing))
+    return [levels for levels in found if levels is not None]
 
 
-def mesh_levels(model: mujoco.MjModel, mesh: int) -> list[Level]:
-    return [level(mesh_triangles(model, mesh))]
+def _made(surface: Triangles) -> list[Level]:
+    from sdpg.render.decimate import coarser  # takes its time to import
+
+    return [level(surface), *(level(fewer, error) for error, fewer in coarser(surface))]

@@ -68,8 +68,9 @@ class Shapes(NamedTuple):
     uvs: NDArray[Any]  # flat
 
 
-def mesh_triangles(model: mujoco.MjModel, mesh: int) -> Triangles:
-    """A mesh of the model, with normals as MuJoCo draws them."""
+def mesh_triangles(model: mujoco.MjModel, mesh: int, uvs: bool) -> Triangles:
+    """A mesh of the model, with normals as MuJoCo draws them, and with texture coordinates if it has any that are
+    wanted."""
     begin, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
     first, points = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     vertices = model.mesh_vert[first : first + points].astype(np.float64)
@@ -78,12 +79,17 @@ def mesh_triangles(model: mujoco.MjModel, mesh: int) -> Triangles:
     which = int(model.mesh_normaladr[mesh]) + model.mesh_facenormal[begin : begin + count]
     corner = model.mesh_normal[which].astype(np.float64)  # (F, 3, 3)
     usable = (corner * own).sum(axis=2, keepdims=True) >= _USABLE
-    uvs, start = None, int(model.mesh_texcoordadr[mesh])
-    if start >= 0:
-        coordinates = model.mesh_facetexcoord[begin : begin + count]
-        if (coordinates >= 0).all():
-            uvs = model.mesh_texcoord[start + coordinates].astype(np.float64)
-    return Triangles(vertices, faces, np.where(usable, corner, own), uvs)
+    places = None
+    if uvs and has_coordinates(model, mesh):
+        which = int(model.mesh_texcoordadr[mesh]) + model.mesh_facetexcoord[begin : begin + count]
+        places = model.mesh_texcoord[which].astype(np.float64)
+    return Triangles(vertices, faces, np.where(usable, corner, own), places)
+
+
+def has_coordinates(model: mujoco.MjModel, mesh: int) -> bool:
+    """Whether a mesh says where every corner is in a texture."""
+    begin, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    return model.mesh_texcoordadr[mesh] >= 0 and bool((model.mesh_facetexcoord[begin : begin + count] >= 0).all())
 
 
 def face_normals(corners: NDArray[Any]) -> NDArray[Any]:
@@ -153,7 +159,7 @@ def _tree(corners: NDArray[Any], own: NDArray[Any], ends: NDArray[Any]) -> dict[
     places = [np.zeros(1, np.int64)]  # of the nodes at each depth
     for d in range(depth):
         below = (1 << (depth - d)) - 1  # nodes of a half
-        places.append((places[d][:, None] + [1, 1 + below]).ravel())
+        places.append((places[d][:, None] + np.array([1, 1 + below])).ravel())
     for d in range(depth, -1, -1):
         at = places[d]
         boxes[at] = np.concatenate([(low + high) / 2, (high - low) / 2], axis=1)

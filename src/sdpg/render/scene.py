@@ -157,7 +157,7 @@ class Scene:
             mapping=mapping(self._model, self._geoms, self._style, own.__getitem__),
             light_rows=light_rows,
             ambient=_ambient(self._model, own),
-            quick=(light_kind == DIRECTIONAL).all() & easy & ~glare,
+            quick=np.logical_and((light_kind == DIRECTIONAL).all() & easy, ~glare),
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sdpg.render.compiled import inline_jit, jit
 
-PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH, SDF = 0, 1, 2, 3, 4, 5, 6, 7, 8  # mjtGeom
+PLANE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 3, 4, 5, 6  # mjtGeom
 SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all directions
 # How a texture is laid on: along the geom's x and y, by coordinates of the mesh, as a cube map, or by its kind.
 ALONG, COORDINATES, CUBE, BY_KIND = 0, 1, 2, 3
@@ -28,24 +28,25 @@ def _sign(value):
 
 
 @inline_jit
-def _own_normal(p, g, kind, u, v, w):
-    """Of a primitive's surface, in its own frame and of any length, at one of its points."""
+def _own_normal(kind, a, b, c, u, v, w):
+    """Of a primitive of size a, b, c, in its own frame and of any length, at one of its points. (Numbers only: handing
+    over an array costs more than all this.)"""
     if kind == BOX:
-        fu, fv, fw = abs(u) - p[g, 12], abs(v) - p[g, 13], abs(w) - p[g, 14]  # the face that it is nearest to
+        fu, fv, fw = abs(u) - a, abs(v) - b, abs(w) - c  # the face that it is nearest to
         if fu >= fv and fu >= fw:
             return _sign(u), _ZERO, _ZERO
         if fv >= fw:
             return _ZERO, _sign(v), _ZERO
         return _ZERO, _ZERO, _sign(w)
     if kind == CYLINDER:
-        if abs(w) - p[g, 13] > np.sqrt(u * u + v * v) - p[g, 12]:
+        if abs(w) - b > np.sqrt(u * u + v * v) - a:
             return _ZERO, _ZERO, _sign(w)
         return u, v, _ZERO
     if kind == ELLIPSOID:
-        return u / (p[g, 12] * p[g, 12]), v / (p[g, 13] * p[g, 13]), w / (p[g, 14] * p[g, 14])
+        return u / (a * a), v / (b * b), w / (c * c)
     if kind == PLANE:
         return _ZERO, _ZERO, _ONE
-    return u, v, w - max(min(w, p[g, 13]), -p[g, 13])
+    return u, v, w - max(min(w, b), -b)
 
 
 @inline_jit
@@ -56,29 +57,25 @@ def _around(x, y):
 
 
 @inline_jit
-def _laid_on(p, g, kind, u, v, w, nu, nv, nw):
-    """Texture coordinates of a primitive, 0 to 1, as MuJoCo has them."""
+def _laid_on(kind, a, b, c, u, v, w, nu, nv, nw):
+    """Texture coordinates of a primitive of size a, b, c, 0 to 1, as MuJoCo has them."""
     if kind == BOX:
-        su, sv, sw = p[g, 12], p[g, 13], p[g, 14]
         if nw != _ZERO:
-            return (u / su + _ONE) * _HALF, (_ONE - _sign(nw) * v / sv) * _HALF
+            return (u / a + _ONE) * _HALF, (_ONE - _sign(nw) * v / b) * _HALF
         if nu != _ZERO:
-            return (_ONE + _sign(nu) * v / sv) * _HALF, (_ONE - w / sw) * _HALF
-        return (_ONE - _sign(nv) * u / su) * _HALF, (_ONE - w / sw) * _HALF
+            return (_ONE + _sign(nu) * v / b) * _HALF, (_ONE - w / c) * _HALF
+        return (_ONE - _sign(nv) * u / a) * _HALF, (_ONE - w / c) * _HALF
     if kind == CYLINDER:
         if nw != _ZERO:
-            return (_ONE + u / p[g, 12]) * _HALF, (_ONE + v / p[g, 12]) * _HALF
-        return _around(u, v), (_ONE - w / p[g, 13]) * _HALF
+            return (_ONE + u / a) * _HALF, (_ONE + v / a) * _HALF
+        return _around(u, v), (_ONE - w / b) * _HALF
     if kind == CAPSULE:
-        over = (abs(w) - p[g, 13]) / p[g, 12]
+        over = (abs(w) - b) / a
         if over > _ZERO:
             share = np.arcsin(min(over, _ONE)) * _QUARTER
             return _around(u, v), (_ONE - share if w > _ZERO else share)
-        return _around(u, v), (_ONE - w / max(p[g, 13], _TINY)) * _HALF
-    a, b, c = p[g, 12], p[g, 12], p[g, 12]
-    if kind == ELLIPSOID:
-        b, c = p[g, 13], p[g, 14]
-    u, v, w = u / a, v / b, w / c
+        return _around(u, v), (_ONE - w / max(b, _TINY)) * _HALF
+    u, v, w = u / a, v / (b if kind == ELLIPSOID else a), w / (c if kind == ELLIPSOID else a)
     up = w / max(np.sqrt(u * u + v * v + w * w), _TINY)
     return _around(u, v), _HALF - np.arcsin(max(min(up, _ONE), -_ONE)) * _QUARTER * _HALF
 
@@ -100,77 +97,93 @@ def _cube(x, y, z, side):
 
 
 @inline_jit
-def _sample(images, cells, texels, image, u, v):
-    """Colour 0 to 255 at u, v in [0, 1]: linear between texels, constant beyond the outermost centres."""
-    start, width, height = images[image, 0], images[image, 1], images[image, 2]
-    fx, fy = u * np.float32(width) + _HALF, v * np.float32(height) + _HALF
-    x, y = min(max(int(fx), 0), width), min(max(int(fy), 0), height)
-    colour = cells[start + y * (width + 1) + x]
-    if colour >= 0:  # all four around it have it
-        return np.float32(colour >> 16), np.float32((colour >> 8) & 255), np.float32(colour & 255)
-    fx, fy = fx - np.float32(x), fy - np.float32(y)
-    x0, x1, y0, y1 = max(x - 1, 0), min(x, width - 1), max(y - 1, 0), min(y, height - 1)
-    a, b, c, d = start + y0 * width + x0, start + y0 * width + x1, start + y1 * width + x0, start + y1 * width + x1
-    p, q, r, s = (_ONE - fx) * (_ONE - fy), fx * (_ONE - fy), (_ONE - fx) * fy, fx * fy
-    return (
-        p * texels[a, 0] + q * texels[b, 0] + r * texels[c, 0] + s * texels[d, 0],
-        p * texels[a, 1] + q * texels[b, 1] + r * texels[c, 1] + s * texels[d, 1],
-        p * texels[a, 2] + q * texels[b, 2] + r * texels[c, 2] + s * texels[d, 2],
-    )
+def _sample(images, cells, texels, at, us, vs, first, end, reds, greens, blues):
+    """Multiplies colours by those, 0 to 1, of the images `at` (W,) at us, vs in [0, 1], unless `at` is -1. Linear
+    between texels, constant beyond the outermost centres."""
+    for j in range(first, end):
+        image = at[j]
+        if image < 0:
+            continue
+        start, width, height = images[image, 0], images[image, 1], images[image, 2]
+        fx, fy = us[j] * np.float32(width) + _HALF, vs[j] * np.float32(height) + _HALF
+        x, y = min(max(int(fx), 0), width), min(max(int(fy), 0), height)
+        colour = cells[start + y * (width + 1) + x]
+        if colour >= 0:  # all four around it have it
+            red, green = np.float32(colour >> 16), np.float32((colour >> 8) & 255)
+            blue = np.float32(colour & 255)
+        else:
+            fx, fy = fx - np.float32(x), fy - np.float32(y)
+            x0, x1, y0, y1 = max(x - 1, 0), min(x, width - 1), max(y - 1, 0), min(y, height - 1)
+            a, b = start + y0 * width + x0, start + y0 * width + x1
+            c, d = start + y1 * width + x0, start + y1 * width + x1
+            p, q, r, s = (_ONE - fx) * (_ONE - fy), fx * (_ONE - fy), (_ONE - fx) * fy, fx * fy
+            red = p * texels[a, 0] + q * texels[b, 0] + r * texels[c, 0] + s * texels[d, 0]
+            green = p * texels[a, 1] + q * texels[b, 1] + r * texels[c, 1] + s * texels[d, 1]
+            blue = p * texels[a, 2] + q * texels[b, 2] + r * texels[c, 2] + s * texels[d, 2]
+        reds[j], greens[j], blues[j] = reds[j] * red / _FULL, greens[j] * green / _FULL, blues[j] * blue / _FULL
 
 
 @inline_jit
-def _look_at(xs, y, wide, kinds, look, solid, shapes, r, p, z, ids, tri, i, done, row):
-    """Fills a row's normals (0 to 2), colours (3 to 5), emission, specular, exponent (6 to 8), of which pixels: (first,
-    end, whether there are highlights)."""
+def _look_at(xs, y, wide, kinds, material, texture, style, maps, images, tables, p, z, ids, tri, i, done, row, at):
+    """Fills a row's normals (0 to 2), colours (3 to 5), emission, specular, exponent (6 to 8), places in a texture (9
+    and 10) and which texture, `at`. Returns of which pixels (first, end), and whether there are highlights."""
     first, end, glossy = wide, 0, False
-    m = look.material
+    solid, normals_at, normals, uvs_at, uvs = tables
     for j in range(wide):
-        g = ids[i, j]
+        g, at[j] = ids[i, j], -1
         if g < 0 or done[g]:
             continue
         first, end = min(first, j), j + 1
-        t, kind = z[i, j], kinds[g]
+        t, kind, shape, f = z[i, j], kinds[g], solid[g], tri[i, j]
         qx, qy, qz = t * xs[j] - p[g, 0], t * y - p[g, 1], -t - p[g, 2]
         u = qx * p[g, 3] + qy * p[g, 4] + qz * p[g, 5]
         v = qx * p[g, 6] + qy * p[g, 7] + qz * p[g, 8]
         w = qx * p[g, 9] + qy * p[g, 10] + qz * p[g, 11]
-        shape, f = solid[g], tri[i, j]
         if shape >= 0:
-            at, d = shapes.normals_at[shape, 0] + shapes.normals_at[shape, 1] * f, shapes.normals
-            nu, nv, nw = d[at], d[at + 1], d[at + 2]
-            if shapes.normals_at[shape, 1] > 3:
-                nu += d[at + 3] * u + d[at + 6] * v + d[at + 9] * w
-                nv += d[at + 4] * u + d[at + 7] * v + d[at + 10] * w
-                nw += d[at + 5] * u + d[at + 8] * v + d[at + 11] * w
+            k = normals_at[shape, 0] + normals_at[shape, 1] * f
+            nu, nv, nw = normals[k], normals[k + 1], normals[k + 2]
+            if normals_at[shape, 1] > 3:
+                nu += normals[k + 3] * u + normals[k + 6] * v + normals[k + 9] * w
+                nv += normals[k + 4] * u + normals[k + 7] * v + normals[k + 10] * w
+                nw += normals[k + 5] * u + normals[k + 8] * v + normals[k + 11] * w
         else:
-            nu, nv, nw = _own_normal(p, g, kind, u, v, w)
+            nu, nv, nw = _own_normal(kind, p[g, 12], p[g, 13], p[g, 14], u, v, w)
         for k in range(3):
             row[k, j] = p[g, 3 + k] * nu + p[g, 6 + k] * nv + p[g, 9 + k] * nw
-            row[3 + k, j], row[6 + k, j] = m[r, g, k], m[r, g, 3 + k]
-        glossy |= m[r, g, 4] > _ZERO and m[r, g, 5] > _ZERO
-        image = look.texture[g]
-        if image >= 0:
-            style, m0, m1 = look.style[g], look.mapping[r, g, 0], look.mapping[r, g, 1]
-            m2, m3 = look.mapping[r, g, 2], look.mapping[r, g, 3]
-            if style == CUBE:
-                a, b = _cube(u * m0, v * m1, w * m2, np.float32(look.images[image, 1]))
-            else:
-                if style == ALONG:
-                    a, b = u, v
-                elif style == COORDINATES:
-                    at, d = shapes.uvs_at[shape] + 8 * f, shapes.uvs
-                    a = d[at] + d[at + 1] * u + d[at + 2] * v + d[at + 3] * w
-                    b = d[at + 4] + d[at + 5] * u + d[at + 6] * v + d[at + 7] * w
-                else:
-                    a, b = _laid_on(p, g, kind, u, v, w, nu, nv, nw)
-                a, b = m0 * a + m1, m2 * b + m3
-                a, b = a - np.floor(a), b - np.floor(b)
-            red, green, blue = _sample(look.images, look.cells, look.texels, image, a, b)
-            row[3, j], row[4, j], row[5, j] = (
-                row[3, j] * red / _FULL, row[4, j] * green / _FULL, row[5, j] * blue / _FULL,
-            )  # fmt: skip
+            row[3 + k, j], row[6 + k, j] = material[g, k], material[g, 3 + k]
+        glossy |= (material[g, 4] > _ZERO) & (material[g, 5] > _ZERO)
+        if texture[g] < 0:
+            continue
+        at[j] = texture[g]
+        if style[g] == CUBE:
+            side = np.float32(images[texture[g], 1])
+            row[9, j], row[10, j] = _cube(u * maps[g, 0], v * maps[g, 1], w * maps[g, 2], side)
+            continue
+        a, b = u, v
+        if style[g] == COORDINATES:
+            k = uvs_at[shape] + 8 * f
+            a = uvs[k] + uvs[k + 1] * u + uvs[k + 2] * v + uvs[k + 3] * w
+            b = uvs[k + 4] + uvs[k + 5] * u + uvs[k + 6] * v + uvs[k + 7] * w
+        elif style[g] == BY_KIND:
+            a, b = _laid_on(kind, p[g, 12], p[g, 13], p[g, 14], u, v, w, nu, nv, nw)
+        a, b = maps[g, 0] * a + maps[g, 1], maps[g, 2] * b + maps[g, 3]
+        row[9, j], row[10, j] = a - np.floor(a), b - np.floor(b)
     return first, end, glossy
+
+
+@inline_jit
+def _look_up(xs, y, wide, sky, side, cmat, ids, i, row, at):
+    """The same of a row's sky: white, and places in its picture. MuJoCo turns it so that the cube's y is up."""
+    first, end = wide, 0
+    c0, c1, c2 = np.float32(cmat[1] * y - cmat[2]), np.float32(cmat[4] * y - cmat[5]), np.float32(cmat[7] * y - cmat[8])
+    d0, d1, d2 = np.float32(cmat[0]), np.float32(cmat[3]), np.float32(cmat[6])
+    for j in range(wide):
+        at[j] = -1
+        if ids[i, j] < 0:
+            first, end, at[j] = min(first, j), j + 1, sky
+            row[9, j], row[10, j] = _cube(d0 * xs[j] + c0, d2 * xs[j] + c2, -(d1 * xs[j] + c1), side)
+            row[3, j], row[4, j], row[5, j] = _ONE, _ONE, _ONE
+    return first, end
 
 
 @inline_jit
@@ -205,16 +218,18 @@ def _power(base, exponent, bits, whole, scratch):
 
 
 @inline_jit
-def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, glossy):
-    """From normals and colours to what arrives at the camera, 0 to 1, in rows 3 to 5. `row` has the pixels only."""
-    nx, ny, nz, shine, exponent = row[0], row[1], row[2], row[7], row[8]
-    lx, ly, lz, weight, facing = row[9], row[10], row[11], row[12], row[13]
-    view, power, whole = row[14], row[15], row[16]
-    red, green, blue, glare_r, glare_g, glare_b = row[17], row[18], row[19], row[20], row[21], row[22]
+def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
+    """From normals and colours to what arrives at the camera, 0 to 1, in rows 3 to 5, of pixels a to b."""
+    nx, ny, nz, own, shine, exponent = row[0, a:b], row[1, a:b], row[2, a:b], row[6, a:b], row[7, a:b], row[8, a:b]
+    lx, ly, lz, weight, facing = row[9, a:b], row[10, a:b], row[11, a:b], row[12, a:b], row[13, a:b]
+    view, power, whole = row[14, a:b], row[15, a:b], row[16, a:b]
+    red, green, blue = row[17, a:b], row[18, a:b], row[19, a:b]
+    glare_r, glare_g, glare_b = row[20, a:b], row[21, a:b], row[22, a:b]
+    xs, near = xs[a:b], near[a:b]
     for j in range(xs.size):
         scale = _ONE / max(np.sqrt(nx[j] * nx[j] + ny[j] * ny[j] + nz[j] * nz[j]), _TINY)
         nx[j], ny[j], nz[j] = nx[j] * scale, ny[j] * scale, nz[j] * scale
-        red[j], green[j], blue[j] = row[6, j] + ambient[0], row[6, j] + ambient[1], row[6, j] + ambient[2]
+        red[j], green[j], blue[j] = own[j] + ambient[0], own[j] + ambient[1], own[j] + ambient[2]
         glare_r[j], glare_g[j], glare_b[j] = _ZERO, _ZERO, _ZERO
         view[j] = _ONE / np.sqrt(xs[j] * xs[j] + y * y + _ONE)
     for k in range(kinds.size):
@@ -258,54 +273,71 @@ def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, glossy):
                     glare_r[j] + s0 * glare, glare_g[j] + s1 * glare, glare_b[j] + s2 * glare,
                 )  # fmt: skip
     for c in range(3):
-        own, lit, glare = row[3 + c], row[17 + c], row[20 + c]
+        own, lit, glare = row[3 + c, a:b], row[17 + c, a:b], row[20 + c, a:b]
         for j in range(xs.size):
             own[j] = min(max(own[j] * lit[j] + glare[j], _ZERO), _ONE)
-
-
-@inline_jit
-def _sky(xs, y, width, look, cmat, ids, i, rgb, n):
-    """The pixels of a row where nothing is hit; MuJoCo turns the sky so that the cube's y is up."""
-    side = np.float32(look.images[look.sky_image, 1])
-    c0, c1, c2 = np.float32(cmat[1] * y - cmat[2]), np.float32(cmat[4] * y - cmat[5]), np.float32(cmat[7] * y - cmat[8])
-    d0, d1, d2 = np.float32(cmat[0]), np.float32(cmat[3]), np.float32(cmat[6])
-    for j in range(width):
-        if ids[i, j] < 0:
-            x = xs[j]
-            s, t = _cube(d0 * x + c0, d2 * x + c2, -(d1 * x + c1), side)
-            r, g, b = _sample(look.images, look.cells, look.texels, look.sky_image, s, t)
-            rgb[n, 0, i, j], rgb[n, 1, i, j], rgb[n, 2, i, j] = np.uint8(r), np.uint8(g), np.uint8(b)
 
 
 @jit
 def shade_surfaces(geometry, look, solid, shapes, poses, begin, end, z, ids, tri, pose, lights, rgb):
     """Worlds begin to end, n of them: from z, ids and tri (n, H, Wp), pose (n, G, 15) and lights (n, L, 6) to those
     pixels of rgb (N, 3, H, W) that `shade` did not do. solid (G,): the shape of each geom, or -1."""
-    height, wide, count = geometry.ys.shape[1], geometry.width, geometry.kind.size
-    row, done = np.ones((23, wide), np.float32), np.empty(count, np.bool_)
+    height, wide = geometry.ys.shape[1], geometry.width
+    row, at = np.ones((23, wide), np.float32), np.empty(wide, np.int64)
+    tables = (solid, shapes.normals_at, shapes.normals, shapes.uvs_at, shapes.uvs)
+    kinds, texture, style, sky = geometry.kind, look.texture, look.style, look.sky_image
+    images, cells, texels, side = look.images, look.cells, look.texels, np.float32(look.images[max(sky, 0), 1])
     for w in range(end - begin):
         n = begin + w
-        cmat = poses.cam_xmat[n, geometry.camera]
-        r = n % geometry.xs.shape[0]
+        r, cmat = n % geometry.xs.shape[0], poses.cam_xmat[n, geometry.camera]
         xs, ys, near, whose, which, p = geometry.xs[r], geometry.ys[r], z[w], ids[w], tri[w], pose[w]
-        for g in range(count):
-            done[g] = look.quick[r, g]
+        material, maps, done, out = look.material[r], look.mapping[r], look.quick[r], rgb[n]
         for i in range(height):
             y = ys[i]
-            if look.sky_image >= 0:
-                _sky(xs, y, wide, look, cmat, whose, i, rgb, n)
+            if sky >= 0:
+                first, last = _look_up(xs, y, wide, sky, side, cmat, whose, i, row, at)
+                _sample(images, cells, texels, at, row[9], row[10], first, last, row[3], row[4], row[5])
+                for c in range(3):
+                    for j in range(first, last):
+                        out[c, i, j] = np.uint8(row[3 + c, j] * _FULL) if whose[i, j] < 0 else out[c, i, j]
             first, last, glossy = _look_at(
-                xs, y, wide, geometry.kind, look, solid, shapes, r, p, near, whose, which, i, done, row
+                xs,
+                y,
+                wide,
+                kinds,
+                material,
+                texture,
+                style,
+                maps,
+                images,
+                tables,
+                p,
+                near,
+                whose,
+                which,
+                i,
+                done,
+                row,
+                at,
             )
             if last <= first:
                 continue
-            part = row[:, first:last]
+            _sample(images, cells, texels, at, row[9], row[10], first, last, row[3], row[4], row[5])
             _shine(
-                xs[first:last], y, near[i, first:last], look.light_kind, lights[w], look.light_rows[r], look.ambient[r],
-                part, glossy,
-            )  # fmt: skip
+                xs,
+                y,
+                near[i],
+                look.light_kind,
+                lights[w],
+                look.light_rows[r],
+                look.ambient[r],
+                row,
+                first,
+                last,
+                glossy,
+            )
             for c in range(3):
                 for j in range(first, last):
                     g = whose[i, j]
                     if g >= 0 and not done[g]:
-                        rgb[n, c, i, j] = np.uint8(row[3 + c, j] * _FULL)
+                        out[c, i, j] = np.uint8(row[3 + c, j] * _FULL)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpg.render.cover import BOX, CAPSULE, CYLINDER, HFIELD, PLANE, SPHERE
+from sdpg.render.meshes import has_coordinates
 from sdpg.render.surfaces import ALONG, BY_KIND, COORDINATES, CUBE
 
 
@@ -16,19 +17,11 @@ def styles(model: mujoco.MjModel, geoms: NDArray[np.int64], texture: NDArray[np.
     """(G,) how the texture (G,), -1 if there is none, of each geom is laid on."""
     kind = model.geom_type[geoms]
     found = np.where(np.isin(kind, (PLANE, HFIELD)) | (kind > BOX), ALONG, BY_KIND)
-    with_uv = [
-        k > BOX and bool(has_coordinates(model, int(d))) for k, d in zip(kind, model.geom_dataid[geoms], strict=True)
-    ]
+    with_uv = [k > BOX and has_coordinates(model, int(d)) for k, d in zip(kind, model.geom_dataid[geoms], strict=True)]
     found = np.where(with_uv, COORDINATES, found)
     flat = mujoco.mjtTexture.mjTEXTURE_2D
     cube = [t >= 0 and model.tex_type[t] != flat for t in texture]
     return np.where(cube, CUBE, found).astype(np.int64)
-
-
-def has_coordinates(model: mujoco.MjModel, mesh: int) -> bool:
-    """Whether a mesh says where every corner is in a texture."""
-    begin, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-    return model.mesh_texcoordadr[mesh] >= 0 and bool((model.mesh_facetexcoord[begin : begin + count] >= 0).all())
 
 
 def mapping(

@@ -20,7 +20,8 @@ from sdpg.render.compiled import inline_jit, jit
 LEAF = 48  # triangles of a leaf at most
 DETAIL = 0.125  # of a pixel: the error that a level of detail may have
 
-_ONE, _INF, _TIE = np.float32(1), np.float32(np.inf), np.float32(1 + 1e-6)
+_ZERO, _ONE, _INF, _TIE = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1 + 1e-6)
+_NEAR = np.float32(1e-4)  # metres: what is nearer is treated as if it were behind the camera in part
 _FARTHEST = 4096.0  # pixels from the corner of the picture: beyond that float32 is too coarse for lines
 
 
@@ -109,93 +110,75 @@ def _level(shapes, shape, planes, ex, ey, ez, pixel):
     return chosen
 
 
-@inline_jit
-def _fill(z, ids, tri, g, f, i0, i1, j0, j1, lines, w0, wx, wy, least, most):
-    """Pixels of rows i0 to i1 and columns j0 to j1 between the lines. lines (9,): of each edge whether it ends (1),
-    begins (-1) or does not bound (0) a row, and where: the column at row 0, and columns per row."""
-    for i in range(i0, i1 + 1):
-        low, high = float(j0), float(j1)
-        for e in range(3):
-            x = lines[3 * e + 1] + lines[3 * e + 2] * i
-            if lines[3 * e] > 0.0:
-                high = min(high, x)
-            elif lines[3 * e] < 0.0:
-                low = max(low, x)
-        if not low <= high:
-            continue
-        row = w0 + wy * i
-        for j in range(ceil(low), floor(high) + 1):
-            t = np.float32(1.0 / min(max(row + wx * j, least), most))
-            # Where two surfaces are as near as each other the later geom is seen.
-            if t <= (z[i, j] * _TIE if ids[i, j] <= g else z[i, j] / _TIE):
-                z[i, j], ids[i, j], tri[i, j] = t, g, f
+# What bounds a triangle in the picture: of each edge whether it ends (1), begins (-1) or does not bound (0) a row, the
+# column where it does so at row 0, and columns per row; one over the depth at (0, 0), per column, per row; the least
+# and the greatest that it can be; first and last row.
 
 
 @inline_jit
-def _line(lines, e, ax, ay, bx, by, turn):
-    """The edge from a to b; computed the same way, whichever of the two triangles it belongs to."""
-    if ay == by:
-        lines[3 * e] = 0.0
-        return
-    lines[3 * e] = turn if by > ay else -turn
+def _line(ax, ay, bx, by, turn):
+    """The edge from a to b; computed the same way, whichever of its two triangles it belongs to."""
     if by > ay:
         slope = (bx - ax) / (by - ay)
-        lines[3 * e + 1] = ax - ay * slope
-    else:
+        return turn, ax - ay * slope, slope
+    if by < ay:
         slope = (ax - bx) / (ay - by)
-        lines[3 * e + 1] = bx - by * slope
-    lines[3 * e + 2] = slope
+        return -turn, bx - by * slope, slope
+    return 0.0, 0.0, 0.0
 
 
 @inline_jit
-def _fill_before(z, ids, tri, g, f, i0, i1, j0, j1, lines, turn, ax, ay, aw, bx, by, bw, cx, cy, cw):
-    """A triangle before the camera: corners in pixels, and one over their depths."""
-    _line(lines, 0, ax, ay, bx, by, turn)
-    _line(lines, 1, bx, by, cx, cy, turn)
-    _line(lines, 2, cx, cy, ax, ay, turn)
+def _before(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw):
+    """The bounds of a triangle before the camera: corners in pixels, and one over their depths."""
+    k0, b0, s0 = _line(ax, ay, bx, by, turn)
+    k1, b1, s1 = _line(bx, by, cx, cy, turn)
+    k2, b2, s2 = _line(cx, cy, ax, ay, turn)
     ux, uy, uw, vx, vy, vw = bx - ax, by - ay, bw - aw, cx - ax, cy - ay, cw - aw
     scale = 1.0 / (ux * vy - uy * vx)
     wx, wy = (uw * vy - vw * uy) * scale, (vw * ux - uw * vx) * scale
     least, most = min(aw, min(bw, cw)), max(aw, max(bw, cw))
-    _fill(z, ids, tri, g, f, i0, i1, j0, j1, lines, aw - wx * ax - wy * ay, wx, wy, least, most)
+    i0, i1 = ceil(max(min(ay, min(by, cy)), 0.0)), floor(min(max(ay, max(by, cy)), height - 1.0))
+    return k0, b0, s0, k1, b1, s1, k2, b2, s2, aw - wx * ax - wy * ay, wx, wy, least, most, i0, i1
 
 
 @inline_jit
-def _fill_across(z, ids, tri, g, f, height, width, lines, turn, corner):
-    """A triangle of which a part is before the camera. corner (9,): hx, hy, hw of each."""
-    total = np.zeros(3)
-    sides = np.zeros((3, 3))
-    for e in range(3):
-        a, b = 3 * ((e + 1) % 3), 3 * ((e + 2) % 3)
-        for k in range(3):
-            p, q = (k + 1) % 3, (k + 2) % 3
-            sides[e, k] = corner[a + p] * corner[b + q] - corner[a + q] * corner[b + p]
-            total[k] += sides[e, k]
-    volume = corner[0] * sides[0, 0] + corner[1] * sides[0, 1] + corner[2] * sides[0, 2]
+def _side(x, y, c):
+    """Where x column + y row + c >= 0: the edge as above, and the first and the last row if they are what it bounds."""
+    if abs(x) > 1e-12 * (abs(y) + abs(c)):
+        return (-1.0 if x > 0.0 else 1.0), -c / x, -y / x, -inf, inf
+    if y > 0.0:
+        return 0.0, 0.0, 0.0, -c / y, inf
+    if y < 0.0:
+        return 0.0, 0.0, 0.0, -inf, -c / y
+    return 0.0, 0.0, 0.0, (inf if c < 0.0 else -inf), inf
+
+
+@inline_jit
+def _across(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw):
+    """The bounds of a triangle of which a part is before the camera: hx, hy, hw of its corners. A point of the picture
+    is in it if its products with the three cross products of corners have the sign of their volume."""
+    px, py, pw = by * cw - bw * cy, bw * cx - bx * cw, bx * cy - by * cx
+    qx, qy, qw = cy * aw - cw * ay, cw * ax - cx * aw, cx * ay - cy * ax
+    rx, ry, rw = ay * bw - aw * by, aw * bx - ax * bw, ax * by - ay * bx
+    volume = ax * px + ay * py + aw * pw
     if not volume * turn > 0.0:
-        return
-    i0, i1 = 0, height - 1
-    for e in range(3):  # inside: sides . (x, y, 1) has the sign of the volume
-        x, y, c = sides[e, 0] / volume, sides[e, 1] / volume, sides[e, 2] / volume
-        if abs(x) > 1e-12 * (abs(y) + abs(c)):
-            lines[3 * e], lines[3 * e + 1], lines[3 * e + 2] = (-1.0 if x > 0.0 else 1.0), -c / x, -y / x
-        else:
-            lines[3 * e] = 0.0
-            if y > 0.0:
-                i0 = max(i0, ceil(min(max(-c / y, 0.0), float(height))))
-            elif y < 0.0:
-                i1 = min(i1, floor(min(max(-c / y, -1.0), float(height))))
-            elif c < 0.0:
-                return
-    w0, wx, wy = total[2] / volume, total[0] / volume, total[1] / volume
-    _fill(z, ids, tri, g, f, i0, i1, 0, width - 1, lines, w0, wx, wy, 1e-6, 1e9)
+        return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, -1
+    v = 1.0 / volume
+    k0, b0, s0, low0, high0 = _side(px * v, py * v, pw * v)
+    k1, b1, s1, low1, high1 = _side(qx * v, qy * v, qw * v)
+    k2, b2, s2, low2, high2 = _side(rx * v, ry * v, rw * v)
+    low = min(max(max(low0, max(low1, low2)), 0.0), float(height))
+    high = max(min(min(high0, min(high1, high2)), height - 1.0), -1.0)
+    w0, wx, wy = (pw + qw + rw) * v, (px + qx + rx) * v, (py + qy + ry) * v
+    return k0, b0, s0, k1, b1, s1, k2, b2, s2, w0, wx, wy, 1e-6, 1e9, ceil(low), floor(high)
 
 
 @inline_jit
 def _draw_leaf(shapes, leaf, m, turn, height, width, g, z, ids, tri, room):
-    """How many triangles were filled. `room`: arrays to work with."""
+    """How many triangles were filled. `room`: arrays to work with. (One call for a leaf, and only numbers are handed on
+    from here: handing over an array costs more than a small triangle.)"""
     first, last = shapes.leaf_corners[leaf], shapes.leaf_corners[leaf + 1]
-    px, py, iw, lines, corner, keep = room
+    px, py, iw, keep = room
     m0, m1, m2, m3 = np.float32(m[0]), np.float32(m[1]), np.float32(m[2]), np.float32(m[3])
     m4, m5, m6, m7 = np.float32(m[4]), np.float32(m[5]), np.float32(m[6]), np.float32(m[7])
     m8, m9, m10, m11 = np.float32(m[8]), np.float32(m[9]), np.float32(m[10]), np.float32(m[11])
@@ -211,41 +194,61 @@ def _draw_leaf(shapes, leaf, m, turn, height, width, g, z, ids, tri, room):
     begin, end = shapes.leaf_faces[leaf], shapes.leaf_faces[leaf + 1]
     a, b, c = shapes.a[begin:end], shapes.b[begin:end], shapes.c[begin:end]
     side, right, bottom = np.float32(turn), np.float32(width - 1), np.float32(height - 1)
-    for k in range(a.size):  # all at once: does it face the camera, and hold the centre of a pixel?
+    for k in range(a.size):  # all at once: does it face the camera, and may it hold the centre of a pixel?
         ax, ay, bx, by, cx, cy = px[a[k]], py[a[k]], px[b[k]], py[b[k]], px[c[k]], py[c[k]]
         area = ((bx - ax) * (cy - ay) - (by - ay) * (cx - ax)) * side
-        x0, x1 = np.ceil(max(min(ax, min(bx, cx)), 0)), np.floor(min(max(ax, max(bx, cx)), right))
-        y0, y1 = np.ceil(max(min(ay, min(by, cy)), 0)), np.floor(min(max(ay, max(by, cy)), bottom))
-        keep[k] = (area > 0) & (x0 <= x1) & (y0 <= y1)
-    count = 0
-    before = near > 1e-4
+        x0, x1 = np.ceil(max(min(ax, min(bx, cx)), _ZERO)), np.floor(min(max(ax, max(bx, cx)), right))
+        y0, y1 = np.ceil(max(min(ay, min(by, cy)), _ZERO)), np.floor(min(max(ay, max(by, cy)), bottom))
+        keep[k] = (area > _ZERO) & (x0 <= x1) & (y0 <= y1)
+    count, before = 0, near > _NEAR
     for k in range(a.size):
         ia, ib, ic = a[k], b[k], c[k]
-        if not before:  # how it lies behind the camera decides
-            wa, wb, wc = iw[ia], iw[ib], iw[ic]
-            if wa < 0 and wb < 0 and wc < 0:
+        if not before:
+            # With a corner behind the camera, none of the above holds; with all three it can't be seen.
+            if iw[ia] < 0 and iw[ib] < 0 and iw[ic] < 0:
                 continue
-            keep[k] = keep[k] or not (wa > 0 and wb > 0 and wc > 0 and max(wa, max(wb, wc)) < 1e4)
-        if not keep[k]:
+        elif not keep[k]:
             continue
+        ax, ay, aw = np.float64(px[ia]), np.float64(py[ia]), np.float64(iw[ia])
+        bx, by, bw = np.float64(px[ib]), np.float64(py[ib]), np.float64(iw[ib])
+        cx, cy, cw = np.float64(px[ic]), np.float64(py[ic]), np.float64(iw[ic])
+        x0, x1 = min(ax, min(bx, cx)), max(ax, max(bx, cx))
+        wide = max(max(abs(x0), abs(x1)), max(abs(ay), max(abs(by), abs(cy))))
+        if before and wide < _FARTHEST:
+            bounds = _before(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw)
+            j0, j1 = max(x0, 0.0), min(x1, width - 1.0)
+        else:
+            aw, bw, cw = 1.0 / aw, 1.0 / bw, 1.0 / cw
+            bounds = _across(turn, height, ax * aw, ay * aw, aw, bx * bw, by * bw, bw, cx * cw, cy * cw, cw)
+            j0, j1 = 0.0, width - 1.0
+        k0, b0, s0, k1, b1, s1, k2, b2, s2, w0, wx, wy, least, most, i0, i1 = bounds
         count += 1
         f = np.int32(begin + k)
-        ax, ay, bx, by = np.float64(px[ia]), np.float64(py[ia]), np.float64(px[ib]), np.float64(py[ib])
-        cx, cy = np.float64(px[ic]), np.float64(py[ic])
-        x0, x1, y0, y1 = min(ax, min(bx, cx)), max(ax, max(bx, cx)), min(ay, min(by, cy)), max(ay, max(by, cy))
-        wide = max(max(abs(x0), abs(x1)), max(abs(y0), abs(y1)))
-        if wide < _FARTHEST and (before or (iw[ia] > 0 and iw[ib] > 0 and iw[ic] > 0)):
-            i0, i1 = ceil(max(y0, 0.0)), floor(min(y1, height - 1.0))
-            j0, j1 = ceil(max(x0, 0.0)), floor(min(x1, width - 1.0))
-            aw, bw, cw = np.float64(iw[ia]), np.float64(iw[ib]), np.float64(iw[ic])
-            _fill_before(z, ids, tri, g, f, i0, i1, j0, j1, lines, turn, ax, ay, aw, bx, by, bw, cx, cy, cw)
-        else:
-            for q in range(3):
-                v = ia if q == 0 else (ib if q == 1 else ic)
-                x, y, w = np.float64(xs[v]), np.float64(ys[v]), np.float64(zs[v])
-                for h in range(3):
-                    corner[3 * q + h] = m[4 * h] * x + m[4 * h + 1] * y + m[4 * h + 2] * w + m[4 * h + 3]
-            _fill_across(z, ids, tri, g, f, height, width, lines, turn, corner)
+        for i in range(i0, i1 + 1):
+            low, high = j0, j1
+            x = b0 + s0 * i
+            if k0 > 0.0:
+                high = min(high, x)
+            elif k0 < 0.0:
+                low = max(low, x)
+            x = b1 + s1 * i
+            if k1 > 0.0:
+                high = min(high, x)
+            elif k1 < 0.0:
+                low = max(low, x)
+            x = b2 + s2 * i
+            if k2 > 0.0:
+                high = min(high, x)
+            elif k2 < 0.0:
+                low = max(low, x)
+            if not low <= high:
+                continue
+            along = w0 + wy * i
+            for j in range(ceil(low), floor(high) + 1):
+                t = np.float32(1.0 / min(max(along + wx * j, least), most))
+                # Where two surfaces are as near as each other the later geom is seen.
+                if t <= (z[i, j] * _TIE if ids[i, j] <= g else z[i, j] / _TIE):
+                    z[i, j], ids[i, j], tri[i, j] = t, g, f
     return count
 
 
@@ -257,7 +260,7 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
     m, planes = np.empty(12), np.empty((6, 4))
     room = (
         np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32),
-        np.empty(9), np.empty(9), np.empty(LEAF, np.bool_),
+        np.empty(LEAF, np.bool_),
     )  # fmt: skip
     for w in range(end - begin):
         n = begin + w
