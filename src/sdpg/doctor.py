@@ -86,7 +86,7 @@ def _renderer(engine: Engine, problems: list[str]) -> str:
             problems.append("images do not show the state: reinstall numba as pinned in constraints.txt.")
             return "wrong results"
         took = f"{time.perf_counter() - start:.1f} s with loading"
-        return f"{kind} drew cartpole ({why}; {took}); scenes with meshes and the like go to warp by themselves"
+        return f"{kind} drew cartpole ({why}; {took}); what it can't draw goes to warp by itself"
     except Exception as error:  # whatever is broken here is what doctor is for
         problems.append(f"no images can be rendered: {type(error).__name__}: {' '.join(str(error).split())}.")
         return "broken"

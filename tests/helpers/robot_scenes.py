@@ -107,7 +107,6 @@ def _terrain(spec: mujoco.MjSpec, cfg: TerrainCfg, rgba: tuple[float, ...] | Non
     if rgba:
         geom.rgba = rgba
     else:  # white, and red where it is high
-        (x0, y0), (x1, y1) = terrain.low, terrain.high
         high = terrain.heights[::-1] > 0.0  # the picture's first row is at the highest y
         pixels = np.where(high[..., None], np.uint8([220, 50, 50]), np.uint8([255, 255, 255])).astype(np.uint8)
         texture = spec.add_texture(name="heights", type=mujoco.mjtTexture.mjTEXTURE_2D, nchannel=3)
@@ -181,12 +180,10 @@ def _franka() -> RobotScene:
 
 
 def _aloha() -> RobotScene:
-    spec = menagerie.model("aloha", "scene.xml")
+    spec = _sunlit(menagerie.model("aloha", "scene.xml"), ground=False)
     for key in list(spec.keys):
         spec.delete(key)
-    spec.worldbody.add_camera(
-        name="table", pos=[0, -0.377167, 0.0316055], quat=[0.672659, 0.739953, 0, 0], fovy=80
-    )
+    spec.worldbody.add_camera(name="table", pos=[0, -0.377167, 0.0316055], quat=[0.672659, 0.739953, 0, 0], fovy=80)
     for side in ("left", "right"):
         spec.body(f"{side}/gripper_base").add_camera(
             name=f"wrist_{side}", pos=[0.0254 - 0.06, 0, 0.08247], quat=_looking([0.90631, 0, -0.42261]), fovy=60
@@ -198,8 +195,6 @@ def _aloha() -> RobotScene:
         body = spec.worldbody.add_body(name=name, pos=place)
         body.add_freejoint()
         body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=half, rgba=rgba, group=2)
-    spec.stat.extent = 1.0
-    spec.visual.map.zfar = 10.0
     model = spec.compile()
     base = model.qpos0.copy()
     arms = (0.083383, -0.122008, 0.950168, 0.108187, -0.869224, -0.0731298, 0.0305, 0.0305)

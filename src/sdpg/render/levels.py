@@ -3,8 +3,6 @@ told from it where it is seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +11,11 @@ from sdpg.render import mesh_cache
 from sdpg.render.cover import HFIELD
 from sdpg.render.fields import field_triangles
 from sdpg.render.meshes import Level, Shapes, Triangles, gather, level, mesh_triangles
+from sdpg.render.progress import tell
 from sdpg.render.views import textures
-
-Progress = Callable[[int, int], None]
-"""Called with how many meshes are done, and of how many."""
 
 _NOTHING = Triangles(np.zeros((3, 3)), np.array([[0, 1, 2]]), None, None)
 _SMALL = 256  # triangles that are not worth fewer
-
-_listeners: list[Progress] = []
-
-
-def listen(progress: Progress) -> None:
-    """To be told whenever levels are made, which takes seconds, the first time that a mesh is drawn by this user."""
-    _listeners.append(progress)
 
 
 def shapes_of(model: mujoco.MjModel, geoms: NDArray[np.int64]) -> tuple[Shapes, dict[int, int]]:
@@ -50,12 +39,11 @@ def _levels_of(surfaces: list[Triangles]) -> list[list[Level]]:
             found.append(mesh_cache.load(mesh_cache.path_of(surface)))
     missing = [k for k, levels in enumerate(found) if levels is None]
     for done, k in enumerate(missing):
-        for listener in _listeners:
-            listener(done, len(missing))
+        tell("levels of detail of meshes", done, len(missing))
         found[k] = _made(surfaces[k])
         mesh_cache.save(mesh_cache.path_of(surfaces[k]), found[k] or [])
-    for listener in _listeners if missing else ():
-        listener(len(missing), len(missing))
+    if missing:
+        tell("levels of detail of meshes", len(missing), len(missing))
     return [levels for levels in found if levels is not None]
 
 

@@ -16,8 +16,7 @@ from sdpg.render.meshes import FLAT, LEAF, SMOOTH, UV, Level, Triangles
 
 _VERSION = 1  # of the files, and of how levels are made
 _TABLES = tuple(name for name in Level._fields if name != "error")
-_WHOLE = {"skip": np.int32, "leaf": np.int32, "leaf_corners": np.int64, "leaf_faces": np.int64}
-_WHOLE |= dict.fromkeys("abc", np.int32)  # type: ignore[arg-type]
+_WHOLE = {"skip": np.dtype(np.int32), "leaf": np.dtype(np.int32), "ends": np.dtype(np.int64)}
 
 
 def folder() -> Path:
@@ -67,7 +66,7 @@ def save(path: Path, levels: list[Level]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez(file, errors=np.array([level.error for level in levels]), sizes=sizes, **tables)
+                np.savez(file, errors=np.array([level.error for level in levels]), sizes=sizes, **tables)  # type: ignore[arg-type]
             os.replace(name, path)
         finally:
             with suppress(OSError):
@@ -76,24 +75,17 @@ def save(path: Path, levels: list[Level]) -> None:
 
 def _sound(level: Level) -> bool:
     """Whether compiled code, which does not look where it reads, can be given these tables."""
-    faces, nodes, points = len(level.a), len(level.skip), len(level.xs)
-    shapes = {
-        "boxes": (nodes, 6), "cones": (nodes, 4), "leaf": (nodes,), "ys": (points,), "zs": (points,),
-        "b": (faces,), "c": (faces,),
-    }  # fmt: skip
-    if any(getattr(level, name).shape != shape for name, shape in shapes.items()) or not nodes or not faces:
+    faces, nodes, leaves = len(level.normals), len(level.skip), len(level.ends) - 1
+    shapes = {"boxes": (nodes, 6), "cones": (nodes, 4), "leaf": (nodes,)} | dict.fromkeys(
+        ("xs", "ys", "zs"), (3 * faces,)
+    )
+    if any(getattr(level, name).shape != shape for name, shape in shapes.items()) or not nodes or leaves < 1:
         return False
-    if any(getattr(level, name).dtype != _WHOLE.get(name, np.float32) for name in _TABLES):
+    if any(getattr(level, name).dtype != _WHOLE.get(name, np.dtype(np.float32)) for name in _TABLES):
         return False
     if level.normals.shape not in ((faces, SMOOTH), (faces, FLAT)) or level.uvs.shape not in ((faces, UV), (0, UV)):
         return False
-    leaves = len(level.leaf_faces) - 1
-    for ends, most, last in ((level.leaf_faces, LEAF, faces), (level.leaf_corners, 3 * LEAF, points)):
-        steps = np.diff(ends)
-        if len(ends) != leaves + 1 or ends[0] != 0 or ends[-1] != last or (steps < 0).any() or (steps > most).any():
-            return False
-    room = np.repeat(np.diff(level.leaf_corners), np.diff(level.leaf_faces))  # (faces,)
-    corners = np.stack([level.a, level.b, level.c])
-    inside = (corners >= 0).all() and (corners < room).all()
+    steps = np.diff(level.ends)
+    filled = level.ends[0] == 0 and level.ends[-1] == faces and (steps >= 0).all() and (steps <= LEAF).all()
     tree = (level.skip >= 1).all() and (level.leaf < leaves).all() and (level.leaf >= -1).all()
-    return bool(inside and tree and np.isfinite(level.error))
+    return bool(filled and tree and np.isfinite(level.error))

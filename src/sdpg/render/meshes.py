@@ -32,14 +32,10 @@ class Level(NamedTuple):
     cones: NDArray[Any]  # (nodes, 4): axis of all normals, sine of the widest angle to it, or 2
     skip: NDArray[Any]  # (nodes,) int32: nodes to the next one that is not below this
     leaf: NDArray[Any]  # (nodes,) int32: which, or -1
-    leaf_corners: NDArray[Any]  # (leaves + 1,) int64: where its points begin in xs, ys, zs
-    leaf_faces: NDArray[Any]  # (leaves + 1,) int64: where its triangles begin in a, b, c
-    xs: NDArray[Any]
+    ends: NDArray[Any]  # (leaves + 1,) int64: the number of a leaf's first triangle
+    xs: NDArray[Any]  # (3 F,): leaf by leaf, the first corners of its triangles, the second, the third
     ys: NDArray[Any]
     zs: NDArray[Any]
-    a: NDArray[Any]  # (F,) int32: a corner, counted from the leaf's first point
-    b: NDArray[Any]
-    c: NDArray[Any]
     normals: NDArray[Any]  # (F, SMOOTH): constant (3), then by x, by y, by z; or (F, FLAT)
     uvs: NDArray[Any]  # (F, UV): u: constant, by x, by y, by z; v: the same; or (0, UV)
 
@@ -56,14 +52,10 @@ class Shapes(NamedTuple):
     cones: NDArray[Any]
     skip: NDArray[Any]
     leaf: NDArray[Any]
-    leaf_corners: NDArray[Any]
-    leaf_faces: NDArray[Any]
+    ends: NDArray[Any]
     xs: NDArray[Any]
     ys: NDArray[Any]
     zs: NDArray[Any]
-    a: NDArray[Any]
-    b: NDArray[Any]
-    c: NDArray[Any]
     normals: NDArray[Any]  # flat
     uvs: NDArray[Any]  # flat
 
@@ -103,14 +95,13 @@ def level(surface: Triangles, error: float = 0.0) -> Level:
     """The tables of a surface that is `error` from the shape that it stands for."""
     corners = surface.points[surface.faces]  # (F, 3, 3)
     order, ends = _leaves(corners.mean(axis=1))
-    faces, corners = surface.faces[order], corners[order]
+    corners = corners[order]
     own = face_normals(corners)
-    leaf = np.repeat(np.arange(len(ends) - 1), np.diff(ends))  # (F,)
-    key = (leaf[:, None] * len(surface.points) + faces).ravel()  # a point once in each leaf that has it
-    known, place = np.unique(key, return_inverse=True)
-    leaf_corners = np.searchsorted(known, np.arange(len(ends)) * len(surface.points))
-    local = (place.reshape(-1, 3) - leaf_corners[leaf][:, None]).astype(np.int32)
-    points = surface.points[known % len(surface.points)].astype(np.float32)
+    count = np.diff(ends)
+    begin, many = np.repeat(ends[:-1], count), np.repeat(count, count)  # (F,): of the leaf that it is in
+    place = 3 * begin[:, None] + many[:, None] * np.arange(3) + (np.arange(len(corners)) - begin)[:, None]  # (F, 3)
+    points = np.empty((3, 3 * len(corners)), np.float32)
+    points[:, place] = corners.transpose(2, 0, 1)
     nodes = _tree(corners, own, ends)
     normals: NDArray[Any] = own
     if surface.normals is not None:
@@ -121,10 +112,8 @@ def level(surface: Triangles, error: float = 0.0) -> Level:
     return Level(
         error=float(error),
         **nodes,
-        leaf_corners=leaf_corners.astype(np.int64),
-        leaf_faces=ends.astype(np.int64),
-        **dict(zip(("xs", "ys", "zs"), np.ascontiguousarray(points.T), strict=True)),
-        **dict(zip("abc", np.ascontiguousarray(local.T), strict=True)),
+        ends=ends.astype(np.int64),
+        **dict(zip(("xs", "ys", "zs"), points, strict=True)),
         normals=normals.astype(np.float32),
         uvs=uvs.astype(np.float32),
     )
@@ -205,31 +194,31 @@ def _affine(corners: NDArray[Any], values: NDArray[Any], own: NDArray[Any]) -> N
 def gather(shapes: list[list[Level]]) -> Shapes:
     """Shapes as levels, finest first, into one table."""
     every = [level for levels in shapes for level in levels]
-    counts = np.cumsum([0, *(len(levels) for levels in shapes)])
-    sizes = {name: np.cumsum([0, *(getattr(level, name).size for level in every)]) for name in ("skip", "xs", "a")}
-    stride = np.array([level.normals.shape[1] for level in every], np.int64)
-    numbers = np.cumsum([0, *(level.normals.size for level in every)])[:-1]
-    faces, leaves = sizes["a"], np.cumsum([0, *(len(level.leaf_faces) - 1 for level in every)])
-    uv_sizes = np.cumsum([0, *(level.uvs.size for level in every)])
+    counts = _starts([len(levels) for levels in shapes])
     first = counts[:-1]
-    joined = {
-        name: np.concatenate([getattr(level, name) for level in every])
-        for name in ("boxes", "cones", "skip", "xs", "ys", "zs", "a", "b", "c")
-    }
-    shifted = {}
-    for name, shift in (("leaf_corners", sizes["xs"]), ("leaf_faces", faces)):
-        parts = [getattr(level, name)[:-1] + start for level, start in zip(every, shift[:-1], strict=True)]
-        shifted[name] = np.concatenate([*parts, shift[-1:]]).astype(np.int64)
+    nodes, leaves = _starts([len(level.skip) for level in every]), _starts([len(level.ends) - 1 for level in every])
+    faces, uvs = _starts([len(level.normals) for level in every]), _starts([level.uvs.size for level in every])
+    numbers = _starts([level.normals.size for level in every])
+    stride = np.array([level.normals.shape[1] for level in every], np.int64)
+    ends = [level.ends[:-1] + start for level, start in zip(every, faces[:-1], strict=True)]
     leaf = [np.where(level.leaf < 0, -1, level.leaf + start) for level, start in zip(every, leaves[:-1], strict=True)]
     return Shapes(
-        shape=np.stack([counts[:-1], counts[1:]], axis=1).astype(np.int64),
-        levels=np.stack([sizes["skip"][:-1], sizes["skip"][1:]], axis=1).astype(np.int64),
+        shape=np.stack([counts[:-1], counts[1:]], axis=1),
+        levels=np.stack([nodes[:-1], nodes[1:]], axis=1),
         errors=np.array([level.error for level in every], np.float32),
-        normals_at=np.stack([numbers - stride * faces[:-1], stride], axis=1)[first].astype(np.int64),
-        uvs_at=(uv_sizes[first] - UV * faces[first]).astype(np.int64),
+        normals_at=np.stack([numbers[:-1] - stride * faces[:-1], stride], axis=1)[first],
+        uvs_at=uvs[first] - UV * faces[first],
         leaf=np.concatenate(leaf).astype(np.int32),
+        ends=np.concatenate([*ends, faces[-1:]]),
         normals=np.concatenate([level.normals.ravel() for level in every]),
         uvs=np.concatenate([*(level.uvs.ravel() for level in every), np.zeros(1, np.float32)]),
-        **joined,
-        **shifted,
+        **{
+            name: np.concatenate([getattr(level, name) for level in every])
+            for name in ("boxes", "cones", "skip", "xs", "ys", "zs")
+        },
     )
+
+
+def _starts(sizes: list[int]) -> NDArray[np.int64]:
+    """Where each begins, and the end of all."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -1,8 +1,15 @@
 """Compiled: colours of what `shade` leaves out: meshes, height fields, boxes and other shapes, textures on them, lights
 that are not the same everywhere, highlights, and skies with a picture. As `mujoco_warp` has them.
 
-A row of pixels at a time: first, pixel by pixel, the normal and the surface's own colour; then, in loops that become
-vector instructions, what every light adds.
+Some hundred pixels at a time: first, one by one, normals and the surface's own colours; then, in loops that become
+vector instructions, what every light adds. What is known of them is a table (ROWS, MANY):
+
+ 0  normal (3)             9  towards the light (3)      17  light, by colour (3)
+ 3  colour (3)            12  its weight                 20  highlights, by colour (3)
+ 6  emission, specular,   13  how it faces the surface   23  room to work with
+    exponent              14  1 / length of the ray      24  the ray: x, y
+ 9  place in the texture  15  cosine, its power          26  depth
+    (2), at first         16  room to work with
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all d
 ALONG, COORDINATES, CUBE, BY_KIND = 0, 1, 2, 3
 
 _ZERO, _HALF, _ONE, _FULL, _TINY = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255), np.float32(1e-12)
+ROWS, MANY = 27, 512
 _TURN, _QUARTER = np.float32(0.5 / pi), np.float32(2 / pi)
 
 
@@ -97,10 +105,10 @@ def _cube(x, y, z, side):
 
 
 @inline_jit
-def _sample(images, cells, texels, at, us, vs, first, end, reds, greens, blues):
-    """Multiplies colours by those, 0 to 1, of the images `at` (W,) at us, vs in [0, 1], unless `at` is -1. Linear
-    between texels, constant beyond the outermost centres."""
-    for j in range(first, end):
+def _sample(images, cells, texels, at, count, us, vs, reds, greens, blues):
+    """Multiplies colours by those, 0 to 1, of the images `at` at us, vs in [0, 1], unless `at` is -1. Linear between
+    texels, constant beyond the outermost centres."""
+    for j in range(count):
         image = at[j]
         if image < 0:
             continue
@@ -124,18 +132,25 @@ def _sample(images, cells, texels, at, us, vs, first, end, reds, greens, blues):
 
 
 @inline_jit
-def _look_at(xs, y, wide, kinds, material, texture, style, maps, images, tables, p, z, ids, tri, i, done, row, at):
-    """Fills a row's normals (0 to 2), colours (3 to 5), emission, specular, exponent (6 to 8), places in a texture (9
-    and 10) and which texture, `at`. Returns of which pixels (first, end), and whether there are highlights."""
-    first, end, glossy = wide, 0, False
+def _look_at(
+    xs, ys, start, width, kinds, material, texture, style, maps, images, tables, p, z, ids, tri, done, row, at, places
+):
+    """The next pixels from `start` on that are to be done here: fills their columns of `row` up to 10, from 24 on, and
+    which texture, `at`, and which pixel, `places`. Returns how many, whether there are highlights, and where it
+    stopped. (One call for many pixels: handing over arrays takes its time.)"""
     solid, normals_at, normals, uvs_at, uvs = tables
-    for j in range(wide):
-        g, at[j] = ids[i, j], -1
+    count, glossy, place, last = 0, False, start, ys.size * width
+    i, j = start // width, start % width - 1
+    while place < last and count < MANY:
+        place += 1
+        j += 1
+        if j == width:
+            i, j = i + 1, 0
+        g = ids[i, j]
         if g < 0 or done[g]:
             continue
-        first, end = min(first, j), j + 1
         t, kind, shape, f = z[i, j], kinds[g], solid[g], tri[i, j]
-        qx, qy, qz = t * xs[j] - p[g, 0], t * y - p[g, 1], -t - p[g, 2]
+        qx, qy, qz = t * xs[j] - p[g, 0], t * ys[i] - p[g, 1], -t - p[g, 2]
         u = qx * p[g, 3] + qy * p[g, 4] + qz * p[g, 5]
         v = qx * p[g, 6] + qy * p[g, 7] + qz * p[g, 8]
         w = qx * p[g, 9] + qy * p[g, 10] + qz * p[g, 11]
@@ -149,89 +164,101 @@ def _look_at(xs, y, wide, kinds, material, texture, style, maps, images, tables,
         else:
             nu, nv, nw = _own_normal(kind, p[g, 12], p[g, 13], p[g, 14], u, v, w)
         for k in range(3):
-            row[k, j] = p[g, 3 + k] * nu + p[g, 6 + k] * nv + p[g, 9 + k] * nw
-            row[3 + k, j], row[6 + k, j] = material[g, k], material[g, 3 + k]
+            row[k, count] = p[g, 3 + k] * nu + p[g, 6 + k] * nv + p[g, 9 + k] * nw
+            row[3 + k, count], row[6 + k, count] = material[g, k], material[g, 3 + k]
+        row[24, count], row[25, count], row[26, count] = xs[j], ys[i], t
         glossy |= (material[g, 4] > _ZERO) & (material[g, 5] > _ZERO)
-        if texture[g] < 0:
-            continue
-        at[j] = texture[g]
-        if style[g] == CUBE:
-            side = np.float32(images[texture[g], 1])
-            row[9, j], row[10, j] = _cube(u * maps[g, 0], v * maps[g, 1], w * maps[g, 2], side)
-            continue
-        a, b = u, v
-        if style[g] == COORDINATES:
-            k = uvs_at[shape] + 8 * f
-            a = uvs[k] + uvs[k + 1] * u + uvs[k + 2] * v + uvs[k + 3] * w
-            b = uvs[k + 4] + uvs[k + 5] * u + uvs[k + 6] * v + uvs[k + 7] * w
-        elif style[g] == BY_KIND:
-            a, b = _laid_on(kind, p[g, 12], p[g, 13], p[g, 14], u, v, w, nu, nv, nw)
-        a, b = maps[g, 0] * a + maps[g, 1], maps[g, 2] * b + maps[g, 3]
-        row[9, j], row[10, j] = a - np.floor(a), b - np.floor(b)
-    return first, end, glossy
+        at[count], places[count] = texture[g], place - 1
+        if texture[g] >= 0:
+            if style[g] == CUBE:
+                side = np.float32(images[texture[g], 1])
+                a, b = _cube(u * maps[g, 0], v * maps[g, 1], w * maps[g, 2], side)
+            else:
+                a, b = u, v
+                if style[g] == COORDINATES:
+                    k = uvs_at[shape] + 8 * f
+                    a = uvs[k] + uvs[k + 1] * u + uvs[k + 2] * v + uvs[k + 3] * w
+                    b = uvs[k + 4] + uvs[k + 5] * u + uvs[k + 6] * v + uvs[k + 7] * w
+                elif style[g] == BY_KIND:
+                    a, b = _laid_on(kind, p[g, 12], p[g, 13], p[g, 14], u, v, w, nu, nv, nw)
+                a, b = maps[g, 0] * a + maps[g, 1], maps[g, 2] * b + maps[g, 3]
+                a, b = a - np.floor(a), b - np.floor(b)
+            row[9, count], row[10, count] = a, b
+        count += 1
+    return count, glossy, place
 
 
 @inline_jit
-def _look_up(xs, y, wide, sky, side, cmat, ids, i, row, at):
-    """The same of a row's sky: white, and places in its picture. MuJoCo turns it so that the cube's y is up."""
-    first, end = wide, 0
-    c0, c1, c2 = np.float32(cmat[1] * y - cmat[2]), np.float32(cmat[4] * y - cmat[5]), np.float32(cmat[7] * y - cmat[8])
-    d0, d1, d2 = np.float32(cmat[0]), np.float32(cmat[3]), np.float32(cmat[6])
-    for j in range(wide):
-        at[j] = -1
-        if ids[i, j] < 0:
-            first, end, at[j] = min(first, j), j + 1, sky
-            row[9, j], row[10, j] = _cube(d0 * xs[j] + c0, d2 * xs[j] + c2, -(d1 * xs[j] + c1), side)
-            row[3, j], row[4, j], row[5, j] = _ONE, _ONE, _ONE
-    return first, end
+def _look_up(xs, ys, start, width, sky, side, cmat, ids, row, at, places):
+    """The same of the sky: white, and places in its picture. MuJoCo turns it so that the cube's y is up."""
+    count, place, last = 0, start, ys.size * width
+    i, j = start // width, start % width - 1
+    m0, m1, m2 = np.float32(cmat[0]), np.float32(cmat[1]), np.float32(cmat[2])
+    m3, m4, m5 = np.float32(cmat[3]), np.float32(cmat[4]), np.float32(cmat[5])
+    m6, m7, m8 = np.float32(cmat[6]), np.float32(cmat[7]), np.float32(cmat[8])
+    while place < last and count < MANY:
+        place += 1
+        j += 1
+        if j == width:
+            i, j = i + 1, 0
+        if ids[i, j] >= 0:
+            continue
+        x, y = xs[j], ys[i]
+        row[9, count], row[10, count] = _cube(m0 * x + m1 * y - m2, m6 * x + m7 * y - m8, -(m3 * x + m4 * y - m5), side)
+        row[3, count], row[4, count], row[5, count] = _ONE, _ONE, _ONE
+        at[count], places[count] = sky, place - 1
+        count += 1
+    return count, place
 
 
 @inline_jit
-def _power(base, exponent, bits, whole, scratch):
-    """base = base ** exponent, of numbers from 0 to 1, to 1e-5: by way of exponents and polynomials, which become
-    vector instructions. `bits` and `scratch` are base and whole, seen as integers and as numbers."""
+def _power(base, exponent, one, two):
+    """base = base ** exponent, of numbers from 0 to 1, to 1e-5: by way of their bits and polynomials. `one` and `two`:
+    room. (No loop writes what it reads in another guise: it could not become vector instructions.)"""
+    bits, ones, twos = base.view(np.int32), one.view(np.int32), two.view(np.int32)
     for j in range(base.size):
         base[j] = max(base[j], np.float32(1e-30))
     for j in range(base.size):
-        e = (bits[j] - np.int32(0x3F3504F3)) >> np.int32(23)  # mantissa from sqrt(1/2) to sqrt(2)
-        whole[j] = bits[j] - (e << np.int32(23))
-        bits[j] = e
+        e = (bits[j] - np.int32(0x3F3504F3)) >> np.int32(23)
+        ones[j] = bits[j] - (e << np.int32(23))  # mantissa from sqrt(1/2) to sqrt(2)
+        twos[j] = e
     for j in range(base.size):
-        m = scratch[j] - _ONE
+        m = one[j] - _ONE
         s = m / (np.float32(2) + m)
         q = s * s
         log2 = s * (
             np.float32(2.885390082) + q * (np.float32(0.961796694) + q * (np.float32(0.577078016)
             + q * np.float32(0.4342)))
         )  # fmt: skip
-        scratch[j] = max((log2 + np.float32(bits[j])) * exponent[j], np.float32(-120))
+        base[j] = max((log2 + np.float32(twos[j])) * exponent[j], np.float32(-120))
     for j in range(base.size):
-        lower = np.floor(scratch[j])
-        x = scratch[j] - lower
-        base[j] = _ONE + x * (
+        lower = np.floor(base[j])
+        x = base[j] - lower
+        one[j] = _ONE + x * (
             np.float32(0.69314718) + x * (np.float32(0.24022651) + x * (np.float32(0.05550411)
             + x * (np.float32(0.00961813) + x * (np.float32(0.00133336) + x * np.float32(0.000154035)))))
         )  # fmt: skip
-        whole[j] = (np.int32(lower) + np.int32(127)) << np.int32(23)
+        twos[j] = (np.int32(lower) + np.int32(127)) << np.int32(23)
     for j in range(base.size):
-        base[j] = base[j] * scratch[j]
+        base[j] = one[j] * two[j]
 
 
 @inline_jit
-def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
-    """From normals and colours to what arrives at the camera, 0 to 1, in rows 3 to 5, of pixels a to b."""
-    nx, ny, nz, own, shine, exponent = row[0, a:b], row[1, a:b], row[2, a:b], row[6, a:b], row[7, a:b], row[8, a:b]
-    lx, ly, lz, weight, facing = row[9, a:b], row[10, a:b], row[11, a:b], row[12, a:b], row[13, a:b]
-    view, power, whole = row[14, a:b], row[15, a:b], row[16, a:b]
-    red, green, blue = row[17, a:b], row[18, a:b], row[19, a:b]
-    glare_r, glare_g, glare_b = row[20, a:b], row[21, a:b], row[22, a:b]
-    xs, near = xs[a:b], near[a:b]
+def _shine(count, kinds, lights, light_rows, ambient, row, glossy):
+    """From normals and colours of some pixels to what arrives at the camera, 0 to 1, in place of their colours."""
+    nx, ny, nz, own = row[0, :count], row[1, :count], row[2, :count], row[6, :count]
+    shine, exponent = row[7, :count], row[8, :count]
+    lx, ly, lz, weight, facing = row[9, :count], row[10, :count], row[11, :count], row[12, :count], row[13, :count]
+    view, power, one, two = row[14, :count], row[15, :count], row[16, :count], row[23, :count]
+    red, green, blue = row[17, :count], row[18, :count], row[19, :count]
+    glare_r, glare_g, glare_b = row[20, :count], row[21, :count], row[22, :count]
+    xs, ys, near = row[24, :count], row[25, :count], row[26, :count]
     for j in range(xs.size):
         scale = _ONE / max(np.sqrt(nx[j] * nx[j] + ny[j] * ny[j] + nz[j] * nz[j]), _TINY)
         nx[j], ny[j], nz[j] = nx[j] * scale, ny[j] * scale, nz[j] * scale
         red[j], green[j], blue[j] = own[j] + ambient[0], own[j] + ambient[1], own[j] + ambient[2]
         glare_r[j], glare_g[j], glare_b[j] = _ZERO, _ZERO, _ZERO
-        view[j] = _ONE / np.sqrt(xs[j] * xs[j] + y * y + _ONE)
+        view[j] = _ONE / np.sqrt(xs[j] * xs[j] + ys[j] * ys[j] + _ONE)
     for k in range(kinds.size):
         x0, y0, z0 = lights[k, 0], lights[k, 1], lights[k, 2]
         if kinds[k] == DIRECTIONAL:
@@ -240,7 +267,7 @@ def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
         else:
             c0, c1, c2 = light_rows[k, 6], light_rows[k, 7], light_rows[k, 8]
             for j in range(xs.size):
-                dx, dy, dz = x0 - near[j] * xs[j], y0 - near[j] * y, z0 + near[j]
+                dx, dy, dz = x0 - near[j] * xs[j], y0 - near[j] * ys[j], z0 + near[j]
                 far = max(np.sqrt(dx * dx + dy * dy + dz * dz), _TINY)
                 lx[j], ly[j], lz[j] = dx / far, dy / far, dz / far
                 weight[j] = _ONE / max(c0 + far * (c1 + far * c2), _TINY)
@@ -251,7 +278,7 @@ def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
                     weight[j] = weight[j] if cosine >= cutoff else _ZERO
                     power[j], facing[j] = max(cosine, _ZERO), light_rows[k, 10]
                 if light_rows[k, 10] > _ZERO:
-                    _power(power, facing, power.view(np.int32), whole.view(np.int32), whole)
+                    _power(power, facing, one, two)
                     for j in range(xs.size):
                         weight[j] = weight[j] * power[j]
         d0, d1, d2 = light_rows[k, 0], light_rows[k, 1], light_rows[k, 2]
@@ -262,10 +289,10 @@ def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
         s0, s1, s2 = light_rows[k, 3], light_rows[k, 4], light_rows[k, 5]
         if glossy and (s0 > _ZERO or s1 > _ZERO or s2 > _ZERO):
             for j in range(xs.size):
-                hx, hy, hz = lx[j] - xs[j] * view[j], ly[j] - y * view[j], lz[j] + view[j]  # half-way to the camera
+                hx, hy, hz = lx[j] - xs[j] * view[j], ly[j] - ys[j] * view[j], lz[j] + view[j]  # half-way to the camera
                 cosine = nx[j] * hx + ny[j] * hy + nz[j] * hz
                 power[j] = min(cosine / max(np.sqrt(hx * hx + hy * hy + hz * hz), _TINY), _ONE)
-            _power(power, exponent, power.view(np.int32), whole.view(np.int32), whole)
+            _power(power, exponent, one, two)
             for j in range(xs.size):
                 dull = (facing[j] <= _ZERO) | (shine[j] <= _ZERO) | (exponent[j] <= _ZERO)
                 glare = _ZERO if dull else shine[j] * power[j] * weight[j]
@@ -273,17 +300,27 @@ def _shine(xs, y, near, kinds, lights, light_rows, ambient, row, a, b, glossy):
                     glare_r[j] + s0 * glare, glare_g[j] + s1 * glare, glare_b[j] + s2 * glare,
                 )  # fmt: skip
     for c in range(3):
-        own, lit, glare = row[3 + c, a:b], row[17 + c, a:b], row[20 + c, a:b]
+        own, lit, glare = row[3 + c, :count], row[17 + c, :count], row[20 + c, :count]
         for j in range(xs.size):
             own[j] = min(max(own[j] * lit[j] + glare[j], _ZERO), _ONE)
+
+
+@inline_jit
+def _put(count, row, places, width, out):
+    """Colours to where they belong, (3, H, W)."""
+    for k in range(count):
+        i, j = places[k] // width, places[k] % width
+        for c in range(3):
+            out[c, i, j] = np.uint8(row[3 + c, k] * _FULL)
 
 
 @jit
 def shade_surfaces(geometry, look, solid, shapes, poses, begin, end, z, ids, tri, pose, lights, rgb):
     """Worlds begin to end, n of them: from z, ids and tri (n, H, Wp), pose (n, G, 15) and lights (n, L, 6) to those
     pixels of rgb (N, 3, H, W) that `shade` did not do. solid (G,): the shape of each geom, or -1."""
-    height, wide = geometry.ys.shape[1], geometry.width
-    row, at = np.ones((23, wide), np.float32), np.empty(wide, np.int64)
+    width, last = geometry.width, geometry.width * geometry.ys.shape[1]
+    row, at, places = np.ones((ROWS, MANY), np.float32), np.empty(MANY, np.int64), np.empty(MANY, np.int64)
+    us, vs, reds, greens, blues = row[9], row[10], row[3], row[4], row[5]
     tables = (solid, shapes.normals_at, shapes.normals, shapes.uvs_at, shapes.uvs)
     kinds, texture, style, sky = geometry.kind, look.texture, look.style, look.sky_image
     images, cells, texels, side = look.images, look.cells, look.texels, np.float32(look.images[max(sky, 0), 1])
@@ -292,52 +329,17 @@ def shade_surfaces(geometry, look, solid, shapes, poses, begin, end, z, ids, tri
         r, cmat = n % geometry.xs.shape[0], poses.cam_xmat[n, geometry.camera]
         xs, ys, near, whose, which, p = geometry.xs[r], geometry.ys[r], z[w], ids[w], tri[w], pose[w]
         material, maps, done, out = look.material[r], look.mapping[r], look.quick[r], rgb[n]
-        for i in range(height):
-            y = ys[i]
-            if sky >= 0:
-                first, last = _look_up(xs, y, wide, sky, side, cmat, whose, i, row, at)
-                _sample(images, cells, texels, at, row[9], row[10], first, last, row[3], row[4], row[5])
-                for c in range(3):
-                    for j in range(first, last):
-                        out[c, i, j] = np.uint8(row[3 + c, j] * _FULL) if whose[i, j] < 0 else out[c, i, j]
-            first, last, glossy = _look_at(
-                xs,
-                y,
-                wide,
-                kinds,
-                material,
-                texture,
-                style,
-                maps,
-                images,
-                tables,
-                p,
-                near,
-                whose,
-                which,
-                i,
-                done,
-                row,
-                at,
-            )
-            if last <= first:
-                continue
-            _sample(images, cells, texels, at, row[9], row[10], first, last, row[3], row[4], row[5])
-            _shine(
-                xs,
-                y,
-                near[i],
-                look.light_kind,
-                lights[w],
-                look.light_rows[r],
-                look.ambient[r],
-                row,
-                first,
-                last,
-                glossy,
-            )
-            for c in range(3):
-                for j in range(first, last):
-                    g = whose[i, j]
-                    if g >= 0 and not done[g]:
-                        out[c, i, j] = np.uint8(row[3 + c, j] * _FULL)
+        place = last if sky < 0 else 0
+        while place < last:
+            count, place = _look_up(xs, ys, place, width, sky, side, cmat, whose, row, at, places)
+            _sample(images, cells, texels, at, count, us, vs, reds, greens, blues)
+            _put(count, row, places, width, out)
+        place = 0
+        while place < last:
+            count, glossy, place = _look_at(
+                xs, ys, place, width, kinds, material, texture, style, maps, images, tables, p, near, whose, which,
+                done, row, at, places,
+            )  # fmt: skip
+            _sample(images, cells, texels, at, count, us, vs, reds, greens, blues)
+            _shine(count, look.light_kind, lights[w], look.light_rows[r], look.ambient[r], row, glossy)
+            _put(count, row, places, width, out)

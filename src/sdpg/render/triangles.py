@@ -21,7 +21,9 @@ LEAF = 48  # triangles of a leaf at most
 DETAIL = 0.125  # of a pixel: the error that a level of detail may have
 
 _ZERO, _ONE, _INF, _TIE = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1 + 1e-6)
-_NEAR = np.float32(1e-4)  # metres: what is nearer is treated as if it were behind the camera in part
+_NEAR = 1e-4  # metres: what is nearer is treated as if it were behind the camera in part
+_SMALL = 4.0  # pixels: what is smaller is filled without lines
+_ROUNDING = np.float32(-1e-3)  # square pixels
 _FARTHEST = 4096.0  # pixels from the corner of the picture: beyond that float32 is too coarse for lines
 
 
@@ -69,6 +71,14 @@ def _outside(boxes, node, planes):
 
 
 @inline_jit
+def _nearest(boxes, node, planes):
+    """The least depth of a box."""
+    p, q, r = planes[4, 0], planes[4, 1], planes[4, 2]
+    middle = p * boxes[node, 0] + q * boxes[node, 1] + r * boxes[node, 2] + planes[4, 3]
+    return middle - abs(p) * boxes[node, 3] - abs(q) * boxes[node, 4] - abs(r) * boxes[node, 5]
+
+
+@inline_jit
 def _turned_away(boxes, cones, node, ex, ey, ez):
     """No triangle of this leaf faces the eye: all normals are within a cone."""
     cutoff = np.float64(cones[node, 3])
@@ -89,23 +99,22 @@ def _distance(boxes, node, ex, ey, ez):
 
 
 @inline_jit
-def _level(shapes, shape, planes, ex, ey, ez, pixel):
+def _level(boxes, skip, leaf, levels, errors, first, end, planes, ex, ey, ez, pixel):
     """The coarsest whose error is small where the shape is nearest: its row of `levels`, or -1 if nothing is seen."""
-    first, end = shapes.shape[shape, 0], shapes.shape[shape, 1]
-    node, last = shapes.levels[end - 1, 0], shapes.levels[end - 1, 1]
+    node, last = levels[end - 1, 0], levels[end - 1, 1]
     nearest = inf
     while node < last:  # the leaves of the coarsest
-        if _outside(shapes.boxes, node, planes):
-            node += shapes.skip[node]
+        if _outside(boxes, node, planes):
+            node += skip[node]
         else:
-            if shapes.leaf[node] >= 0:
-                nearest = min(nearest, _distance(shapes.boxes, node, ex, ey, ez))
+            if leaf[node] >= 0:
+                nearest = min(nearest, _distance(boxes, node, ex, ey, ez))
             node += 1
     if nearest == inf:
         return np.int64(-1)
-    allowed = DETAIL * pixel * max(nearest - np.float64(shapes.errors[end - 1]), 0.0)
+    allowed = DETAIL * pixel * max(nearest - np.float64(errors[end - 1]), 0.0)
     chosen = end - 1
-    while chosen > first and shapes.errors[chosen] > allowed:
+    while chosen > first and errors[chosen] > allowed:
         chosen -= 1
     return chosen
 
@@ -142,6 +151,15 @@ def _before(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw):
 
 
 @inline_jit
+def _corner(m, x, y, z):
+    """hx, hy, hw of a point."""
+    return (
+        m[0] * x + m[1] * y + m[2] * z + m[3], m[4] * x + m[5] * y + m[6] * z + m[7],
+        m[8] * x + m[9] * y + m[10] * z + m[11],
+    )  # fmt: skip
+
+
+@inline_jit
 def _side(x, y, c):
     """Where x column + y row + c >= 0: the edge as above, and the first and the last row if they are what it bounds."""
     if abs(x) > 1e-12 * (abs(y) + abs(c)):
@@ -174,40 +192,58 @@ def _across(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw):
 
 
 @inline_jit
-def _draw_leaf(shapes, leaf, m, turn, height, width, g, z, ids, tri, room):
-    """How many triangles were filled. `room`: arrays to work with. (One call for a leaf, and only numbers are handed on
-    from here: handing over an array costs more than a small triangle.)"""
-    first, last = shapes.leaf_corners[leaf], shapes.leaf_corners[leaf + 1]
-    px, py, iw, keep = room
+def _project(xs, ys, zs, m, px, py, iw):
+    """A leaf's corners in pixels, and one over their depths."""
     m0, m1, m2, m3 = np.float32(m[0]), np.float32(m[1]), np.float32(m[2]), np.float32(m[3])
     m4, m5, m6, m7 = np.float32(m[4]), np.float32(m[5]), np.float32(m[6]), np.float32(m[7])
     m8, m9, m10, m11 = np.float32(m[8]), np.float32(m[9]), np.float32(m[10]), np.float32(m[11])
-    xs, ys, zs = shapes.xs[first:last], shapes.ys[first:last], shapes.zs[first:last]
-    near = _INF
     for v in range(xs.size):
         x, y, w = xs[v], ys[v], zs[v]
-        hw = m8 * x + m9 * y + m10 * w + m11
-        inverse = _ONE / hw
+        inverse = _ONE / (m8 * x + m9 * y + m10 * w + m11)
         px[v], py[v] = (m0 * x + m1 * y + m2 * w + m3) * inverse, (m4 * x + m5 * y + m6 * w + m7) * inverse
         iw[v] = inverse
-        near = min(near, hw)
-    begin, end = shapes.leaf_faces[leaf], shapes.leaf_faces[leaf + 1]
-    a, b, c = shapes.a[begin:end], shapes.b[begin:end], shapes.c[begin:end]
+
+
+@inline_jit
+def _keep(ax, ay, bx, by, cx, cy, turn, height, width, keep):
+    """Which triangles of a leaf face the camera and may hold the centre of a pixel."""
     side, right, bottom = np.float32(turn), np.float32(width - 1), np.float32(height - 1)
-    for k in range(a.size):  # all at once: does it face the camera, and may it hold the centre of a pixel?
-        ax, ay, bx, by, cx, cy = px[a[k]], py[a[k]], px[b[k]], py[b[k]], px[c[k]], py[c[k]]
-        area = ((bx - ax) * (cy - ay) - (by - ay) * (cx - ax)) * side
-        x0, x1 = np.ceil(max(min(ax, min(bx, cx)), _ZERO)), np.floor(min(max(ax, max(bx, cx)), right))
-        y0, y1 = np.ceil(max(min(ay, min(by, cy)), _ZERO)), np.floor(min(max(ay, max(by, cy)), bottom))
-        keep[k] = (area > _ZERO) & (x0 <= x1) & (y0 <= y1)
-    count, before = 0, near > _NEAR
-    for k in range(a.size):
-        ia, ib, ic = a[k], b[k], c[k]
+    for k in range(ax.size):
+        x, y, p, q, r, s = ax[k], ay[k], bx[k], by[k], cx[k], cy[k]
+        area = ((p - x) * (s - y) - (q - y) * (r - x)) * side
+        x0, x1 = np.ceil(max(min(x, min(p, r)), _ZERO)), np.floor(min(max(x, max(p, r)), right))
+        y0, y1 = np.ceil(max(min(y, min(q, s)), _ZERO)), np.floor(min(max(y, max(q, s)), bottom))
+        # Most have one centre at most in the box around them; if it is not in the triangle, that's it.
+        u = ((p - x) * (y0 - y) - (q - y) * (x0 - x)) * side
+        v = ((r - p) * (y0 - q) - (s - q) * (x0 - p)) * side
+        w = ((x - r) * (y0 - s) - (y - s) * (x0 - r)) * side
+        missed = (x0 == x1) & (y0 == y1) & (min(u, min(v, w)) < _ROUNDING)
+        good = (area > _ZERO) & (x0 <= x1) & (y0 <= y1) & (not missed)
+        keep[k] = np.int32(1) if good else np.int32(0)
+
+
+@inline_jit
+def _draw_leaf(ends, all_x, all_y, all_z, leaf, before, m, turn, height, width, g, z, ids, tri, room):
+    """How many triangles were filled. before: all of it is before the camera; room: arrays to work with. (One call for
+    a leaf, and of a triangle only numbers are handed on: handing over an array costs more than a small triangle.)"""
+    begin, end = ends[leaf], ends[leaf + 1]
+    px, py, iw, keep = room
+    xs, ys, zs = all_x[3 * begin : 3 * end], all_y[3 * begin : 3 * end], all_z[3 * begin : 3 * end]
+    many = end - begin
+    _project(xs, ys, zs, m, px, py, iw)
+    if before:
+        _keep(
+            px[:many], py[:many], px[many : 2 * many], py[many : 2 * many], px[2 * many : 3 * many],
+            py[2 * many : 3 * many], turn, height, width, keep,
+        )  # fmt: skip
+    count = 0
+    for k in range(many):
+        ia, ib, ic = k, many + k, 2 * many + k
         if not before:
-            # With a corner behind the camera, none of the above holds; with all three it can't be seen.
+            # With a corner behind the camera, none of that holds; with all three it can't be seen.
             if iw[ia] < 0 and iw[ib] < 0 and iw[ic] < 0:
                 continue
-        elif not keep[k]:
+        elif keep[k] == 0:
             continue
         ax, ay, aw = np.float64(px[ia]), np.float64(py[ia]), np.float64(iw[ia])
         bx, by, bw = np.float64(px[ib]), np.float64(py[ib]), np.float64(iw[ib])
@@ -215,11 +251,29 @@ def _draw_leaf(shapes, leaf, m, turn, height, width, g, z, ids, tri, room):
         x0, x1 = min(ax, min(bx, cx)), max(ax, max(bx, cx))
         wide = max(max(abs(x0), abs(x1)), max(abs(ay), max(abs(by), abs(cy))))
         if before and wide < _FARTHEST:
+            y0, y1 = min(ay, min(by, cy)), max(ay, max(by, cy))
+            if x1 - x0 < _SMALL and y1 - y0 < _SMALL:
+                count += 1
+                f = np.int32(begin + k)
+                for i in range(ceil(max(y0, 0.0)), floor(min(y1, height - 1.0)) + 1):
+                    for j in range(ceil(max(x0, 0.0)), floor(min(x1, width - 1.0)) + 1):
+                        # Each is what the corner across from an edge has of the point, times the area.
+                        c_has = ((bx - ax) * (i - ay) - (by - ay) * (j - ax)) * turn
+                        a_has = ((cx - bx) * (i - by) - (cy - by) * (j - bx)) * turn
+                        b_has = ((ax - cx) * (i - cy) - (ay - cy) * (j - cx)) * turn
+                        if min(a_has, min(b_has, c_has)) < 0.0:
+                            continue
+                        t = np.float32((a_has + b_has + c_has) / (a_has * aw + b_has * bw + c_has * cw))
+                        if t <= (z[i, j] * _TIE if ids[i, j] <= g else z[i, j] / _TIE):
+                            z[i, j], ids[i, j], tri[i, j] = t, g, f
+                continue
             bounds = _before(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw)
             j0, j1 = max(x0, 0.0), min(x1, width - 1.0)
         else:
-            aw, bw, cw = 1.0 / aw, 1.0 / bw, 1.0 / cw
-            bounds = _across(turn, height, ax * aw, ay * aw, aw, bx * bw, by * bw, bw, cx * cw, cy * cw, cw)
+            ax, ay, aw = _corner(m, xs[ia], ys[ia], zs[ia])
+            bx, by, bw = _corner(m, xs[ib], ys[ib], zs[ib])
+            cx, cy, cw = _corner(m, xs[ic], ys[ic], zs[ic])
+            bounds = _across(turn, height, ax, ay, aw, bx, by, bw, cx, cy, cw)
             j0, j1 = 0.0, width - 1.0
         k0, b0, s0, k1, b1, s1, k2, b2, s2, w0, wx, wy, least, most, i0, i1 = bounds
         count += 1
@@ -258,9 +312,11 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
     unless that is (0, H, W), and counts (N, 3): shapes that were drawn, the sum of their levels, triangles filled."""
     height, width = geometry.ys.shape[1], geometry.width
     m, planes = np.empty(12), np.empty((6, 4))
+    boxes, cones, skip, leaves, levels = shapes.boxes, shapes.cones, shapes.skip, shapes.leaf, shapes.levels
+    errors, ends, all_x, all_y, all_z = shapes.errors, shapes.ends, shapes.xs, shapes.ys, shapes.zs
     room = (
         np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32),
-        np.empty(LEAF, np.bool_),
+        np.empty(LEAF, np.int32),
     )  # fmt: skip
     for w in range(end - begin):
         n = begin + w
@@ -280,20 +336,36 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
             ex = -(np.float64(row[0]) * row[3] + np.float64(row[1]) * row[4] + np.float64(row[2]) * row[5])
             ey = -(np.float64(row[0]) * row[6] + np.float64(row[1]) * row[7] + np.float64(row[2]) * row[8])
             ez = -(np.float64(row[0]) * row[9] + np.float64(row[1]) * row[10] + np.float64(row[2]) * row[11])
-            level = _level(shapes, solids.shape[s], planes, ex, ey, ez, pixel)
+            first, beyond = shapes.shape[solids.shape[s], 0], shapes.shape[solids.shape[s], 1]
+            level = _level(boxes, skip, leaves, levels, errors, first, beyond, planes, ex, ey, ez, pixel)
             if level < 0:
                 continue
             counts[n, 0] += 1
-            counts[n, 1] += level - shapes.shape[solids.shape[s], 0]
-            node, last = shapes.levels[level, 0], shapes.levels[level, 1]
+            counts[n, 1] += level - first
+            node, last = levels[level, 0], levels[level, 1]
             while node < last:
-                if _outside(shapes.boxes, node, planes):
-                    node += shapes.skip[node]
+                if _outside(boxes, node, planes):
+                    node += skip[node]
                     continue
-                leaf = shapes.leaf[node]
-                if leaf >= 0 and not _turned_away(shapes.boxes, shapes.cones, node, ex, ey, ez):
+                leaf = leaves[node]
+                if leaf >= 0 and not _turned_away(boxes, cones, node, ex, ey, ez):
+                    before = _nearest(boxes, node, planes) > _NEAR
                     counts[n, 2] += _draw_leaf(
-                        shapes, leaf, m, turn, height, width, np.int32(g), near, whose, which, room
+                        ends,
+                        all_x,
+                        all_y,
+                        all_z,
+                        leaf,
+                        before,
+                        m,
+                        turn,
+                        height,
+                        width,
+                        np.int32(g),
+                        near,
+                        whose,
+                        which,
+                        room,
                     )
                 node += 1
         if depth.shape[0]:
