@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -22,24 +23,13 @@ from sdpg.render.choose import choose, make_renderer
 from sdpg.render.levels import shapes_of
 from sdpg.render.meshes import mesh_triangles
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Levels are made once for all tests here, and nothing is put into the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh_cache, "folder", lambda: folder)
-        yield folder
-
-
 # --- robots -----------------------------------------------------------------------------------------------------------
 
 
 def agree(name: str, num: int, seed: int) -> None:
     robot = robot_scene(name)
-    for view in robot.views:
-        assert choose(robot.model, [view])[0] == "raster"
-        found = agreement(robot.model, view, robot.states(num, seed))
+    assert choose(robot.model, robot.views)[0] == "raster"
+    for found in agreement(robot.model, robot.views, robot.states(num, seed)).values():
         assert found["iou"] is None or found["iou"] >= 0.96
         assert found["worst_iou"] is None or found["worst_iou"] >= 0.9
         assert found["worst_colour"] is None or found["worst_colour"] <= 5
@@ -64,7 +54,7 @@ def test_renderers_agree_on_many_states_of_robots(name: str) -> None:
 def test_what_is_promised_of_pictures_holds_for_robots(name: str) -> None:
     """1. A function of its own row. 2. Threads do not matter. 7. What is no state is drawn as the reference pose."""
     robot = robot_scene(name)
-    views, camera, qpos = [robot.views[0]], robot.views[0].camera, robot.states(9, 3)
+    views, camera, qpos = [replace(robot.views[0], depth=True)], robot.views[0].camera, robot.states(9, 3)
     renderer = make_renderer(robot.model, 9, views)
     first = renderer.render(qpos)[camera]
     kept = rgb_of(first).clone(), depth_of(first).clone()
@@ -203,7 +193,7 @@ def test_height_fields_by_hand() -> None:
     torch.testing.assert_close(depth_of(image), torch.full((1, 20, 20), 1.5))
     model.hfield_data[:] = np.repeat([[0, 0, 0, 1, 1, 1]], 7, axis=0).ravel()  # along x: up between -.4 and .4
     depth = depth_of(picture(model, "raster", View("front", 20, 20, depth=True)))[0]
-    torch.testing.assert_close(depth[:, :8], torch.full((20, 8), 1.5))
+    torch.testing.assert_close(depth[:, :3], torch.full((20, 3), 1.5))  # 0.62 m from the middle to the edge
     assert depth[0, -1] == pytest.approx(1.1)
     compare(model, View("front", 40, 40, depth=True))
 

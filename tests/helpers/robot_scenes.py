@@ -31,8 +31,8 @@ class RobotScene:
     states: Callable[[int, int], Tensor]  # number, seed -> (N, nq)
 
 
-def _sunlit(spec: mujoco.MjSpec, ground: bool = True) -> mujoco.MjSpec:
-    """As the tasks are lit: one light straight down, nothing glossy, a plain sky, tiles of one metre."""
+def _sunlit(spec: mujoco.MjSpec, ground: bool = True, sky: bool = False) -> mujoco.MjSpec:
+    """As the tasks are lit: one light straight down, nothing glossy, tiles of one metre."""
     for light in list(spec.lights):
         spec.delete(light)
     spec.visual.headlight.ambient[:] = 0.4
@@ -41,10 +41,11 @@ def _sunlit(spec: mujoco.MjSpec, ground: bool = True) -> mujoco.MjSpec:
     spec.worldbody.add_light(
         type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 5], dir=[0, 0, -1], diffuse=[0.8] * 3, specular=[0] * 3
     )
-    spec.add_texture(
-        name="plain_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-        rgb1=[0.4, 0.6, 0.8], rgb2=[0.1, 0.15, 0.2], width=64, height=384,
-    )  # fmt: skip
+    if sky:
+        spec.add_texture(
+            name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+            rgb1=[0.4, 0.6, 0.8], rgb2=[0.1, 0.15, 0.2], width=64, height=384,
+        )  # fmt: skip
     if ground:
         _material(spec, "tiles", builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, repeat=1.0)
         spec.worldbody.add_geom(
@@ -143,7 +144,7 @@ def _go2(kind: str) -> RobotScene:
 
 
 def _g1() -> RobotScene:
-    spec = _sunlit(menagerie.model("unitree_g1", "g1.xml"), ground=False)
+    spec = _sunlit(menagerie.model("unitree_g1", "g1.xml"), ground=False, sky=True)
     cfg = TerrainCfg(
         kinds=("hurdles",), levels=10, length=4.5, width=5.0, cell=0.05, platform=0.0, border=5.0, hurdle=(0.1, 0.82)
     )
@@ -160,7 +161,7 @@ def _g1() -> RobotScene:
         qpos[:, 2] = 0.8 + terrain.height_at(qpos[:, :2].float()).double()
         return qpos
 
-    return RobotScene(model, (View("head", 84, 84, depth=True),), (2,), states)
+    return RobotScene(model, (View("head", 84, 84),), (2,), states)
 
 
 def _franka() -> RobotScene:
@@ -176,7 +177,7 @@ def _franka() -> RobotScene:
     model = spec.compile()
     base = model.qpos0.copy()
     base[:9] = (0, 0.3, 0, -1.57079, 0, 2.0, -0.7853, 0.04, 0.04)
-    return RobotScene(model, (View("hand", 84, 84, depth=True),), (2,), _about(model, base, 0.1))
+    return RobotScene(model, (View("hand", 84, 84),), (2,), _about(model, base, 0.1))
 
 
 def _aloha() -> RobotScene:
@@ -199,7 +200,7 @@ def _aloha() -> RobotScene:
     base = model.qpos0.copy()
     arms = (0.083383, -0.122008, 0.950168, 0.108187, -0.869224, -0.0731298, 0.0305, 0.0305)
     base[:16] = (*arms, -0.0862348, -0.109522, 0.949474, -0.113041, -0.887378, 0.0754333, 0.0305, 0.0305)
-    views = tuple(View(name, 64, 64, depth=True) for name in ("table", "wrist_left", "wrist_right"))
+    views = tuple(View(name, 64, 64) for name in ("table", "wrist_left", "wrist_right"))
     return RobotScene(model, views, (1, 2), _about(model, base, 0.1))
 
 
@@ -242,19 +243,17 @@ def _allegro() -> RobotScene:
     model = spec.compile()
     base = model.qpos0.copy()
     base[:16] = (0, 0.58, 0.7, 0.54, 0, 0.61, 0.76, 0.74, 0, 0.89, 0.72, 0.58, 0.28, 0.33, 1.08, 0.81)
-    return RobotScene(model, (View("hand", 84, 84, depth=True),), (2,), _tumbling(model, _about(model, base, 0.2)))
+    return RobotScene(model, (View("hand", 84, 84),), (2,), _tumbling(model, _about(model, base, 0.2)))
 
 
 def _shadow() -> RobotScene:
     spec = _sunlit(menagerie.model("shadow_hand", "right_hand.xml"))
     forearm = spec.body("rh_forearm")
-    forearm.pos, forearm.quat = [0, -0.247, 0.35], [0.5, 0.5, -0.5, 0.5]
+    forearm.pos, forearm.quat = [0, -0.247, 0.34], [0.5, -0.5, -0.5, -0.5]  # palm up, fingers along +y
     spec.worldbody.add_camera(name="hand", pos=[0.40, 0.05, 0.55], quat=_looking([-0.4, 0.05, -0.15]), fovy=80)
     add_cube(spec, [0, 0.1, 0.40])
     model = spec.compile()
-    return RobotScene(
-        model, (View("hand", 84, 84, depth=True),), (2,), _tumbling(model, _about(model, model.qpos0.copy(), 0.2))
-    )
+    return RobotScene(model, (View("hand", 84, 84),), (2,), _tumbling(model, _about(model, model.qpos0.copy(), 0.2)))
 
 
 def _tumbling(model: mujoco.MjModel, states: Callable[[int, int], Tensor]) -> Callable[[int, int], Tensor]:

@@ -151,34 +151,41 @@ def measure(
         row["shapes_per_image"] = float(drawn.shapes.mean())
         row["mean_level_of_detail"] = float(drawn.levels.sum() / max(drawn.shapes.sum(), 1))
     if options.agreement and chosen == "raster":
-        row["agreement"] = agreement(model, view, qpos, params, looks)
+        row["agreement"] = agreement(model, [view], qpos, params, looks)[view.camera]
     return row
 
 
 def agreement(
-    model: mujoco.MjModel, view: View, qpos: Tensor, params: Sequence[str] = (), looks: Looks = lambda names: {}
-) -> dict[str, float | None]:
-    """How what the rasteriser draws of these states differs from what the ray tracer does. Foreground: where the
-    nearest thing is one that moves."""
+    model: mujoco.MjModel,
+    views: Sequence[View],
+    qpos: Tensor,
+    params: Sequence[str] = (),
+    looks: Looks = lambda names: {},
+) -> dict[str, dict[str, float | None]]:
+    """Camera -> how what the rasteriser draws of these states differs from what the ray tracer does. Foreground: where
+    the nearest thing is one that moves. The views have the same geom groups."""
     parted = copy.copy(model)
     still = model.body_weldid[model.geom_bodyid] == 0
-    hidden = ~np.isin(model.geom_group, view.groups)
+    hidden = ~np.isin(model.geom_group, views[0].groups)
     parted.geom_group[:] = np.where(still | hidden, _REST, _THINGS)
-    whole, things = replace(view, depth=True), replace(view, rgb=False, depth=True, groups=(_THINGS,))
-    moving = bool((parted.geom_group == _THINGS).any())
+    whole = [replace(view, depth=True) for view in views]
+    things = [replace(view, rgb=False, depth=True, groups=(_THINGS,)) for view in views]
 
-    def drawn(kind: Any, scene: mujoco.MjModel, wanted: View) -> Image:
-        renderer = make_renderer(scene, len(qpos), [wanted], 1, kind, params=params)
-        return renderer.render(qpos, looks(renderer.varied))[view.camera]
+    def drawn(kind: Any, scene: mujoco.MjModel, wanted: Sequence[View]) -> dict[str, Image]:
+        renderer = make_renderer(scene, len(qpos), wanted, 1, kind, params=params)
+        return renderer.render(qpos, looks(renderer.varied))
 
+    images = {kind: drawn(kind, model, whole) for kind in _KINDS}
+    moving = {kind: drawn(kind, parted, things) for kind in _KINDS} if (parted.geom_group == _THINGS).any() else images
     found = {}
-    for kind in _KINDS:
-        image = drawn(kind, model, whole)
-        assert image.depth is not None
-        depth = drawn(kind, parted, things).depth if moving else torch.full_like(image.depth, torch.inf)
-        assert depth is not None
-        found[kind] = (image, torch.isfinite(depth) & (depth <= image.depth * (1 + 1e-5)))
-    return compared(*found["raster"], *found["warp"])
+    for view in views:
+        pairs: list[Any] = []
+        for kind in _KINDS:
+            image, front = images[kind][view.camera], moving[kind][view.camera].depth
+            assert image.depth is not None and front is not None
+            pairs += [image, torch.isfinite(front) & (front <= image.depth * (1 + 1e-5))]
+        found[view.camera] = compared(*pairs)
+    return found
 
 
 def compared(image: Image, mask: Tensor, reference: Image, true_mask: Tensor) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ import numpy as np
 from sdpg.render.compiled import inline_jit, jit
 
 LEAF = 48  # triangles of a leaf at most
-DETAIL = 0.125  # of a pixel: the error that a level of detail may have
+DETAIL = 0.25  # of a pixel: the error that a level of detail may have
 
 _ZERO, _ONE, _INF, _TIE = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1 + 1e-6)
 _NEAR = 1e-4  # metres: what is nearer is treated as if it were behind the camera in part
@@ -101,6 +101,8 @@ def _distance(boxes, node, ex, ey, ez):
 @inline_jit
 def _level(boxes, skip, leaf, levels, errors, first, end, planes, ex, ey, ez, pixel):
     """The coarsest whose error is small where the shape is nearest: its row of `levels`, or -1 if nothing is seen."""
+    if end - first == 1:
+        return first
     node, last = levels[end - 1, 0], levels[end - 1, 1]
     nearest = inf
     while node < last:  # the leaves of the coarsest
@@ -340,8 +342,7 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
             level = _level(boxes, skip, leaves, levels, errors, first, beyond, planes, ex, ey, ez, pixel)
             if level < 0:
                 continue
-            counts[n, 0] += 1
-            counts[n, 1] += level - first
+            seen = 0
             node, last = levels[level, 0], levels[level, 1]
             while node < last:
                 if _outside(boxes, node, planes):
@@ -349,7 +350,7 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
                     continue
                 leaf = leaves[node]
                 if leaf >= 0 and not _turned_away(boxes, cones, node, ex, ey, ez):
-                    before = _nearest(boxes, node, planes) > _NEAR
+                    before, seen = _nearest(boxes, node, planes) > _NEAR, 1
                     counts[n, 2] += _draw_leaf(
                         ends,
                         all_x,
