@@ -225,9 +225,10 @@ def _keep(ax, ay, bx, by, cx, cy, turn, height, width, keep):
 
 
 @inline_jit
-def _draw_leaf(ends, all_x, all_y, all_z, leaf, before, m, turn, height, width, g, z, ids, tri, room):
+def _draw_leaf(corners, leaf, before, m, turn, height, width, g, z, ids, tri, room):
     """How many triangles were filled. before: all of it is before the camera; room: arrays to work with. (One call for
     a leaf, and of a triangle only numbers are handed on: handing over an array costs more than a small triangle.)"""
+    ends, all_x, all_y, all_z = corners
     begin, end = ends[leaf], ends[leaf + 1]
     px, py, iw, keep = room
     xs, ys, zs = all_x[3 * begin : 3 * end], all_y[3 * begin : 3 * end], all_z[3 * begin : 3 * end]
@@ -315,7 +316,7 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
     height, width = geometry.ys.shape[1], geometry.width
     m, planes = np.empty(12), np.empty((6, 4))
     boxes, cones, skip, leaves, levels = shapes.boxes, shapes.cones, shapes.skip, shapes.leaf, shapes.levels
-    errors, ends, all_x, all_y, all_z = shapes.errors, shapes.ends, shapes.xs, shapes.ys, shapes.zs
+    errors, corners = shapes.errors, (shapes.ends, shapes.xs, shapes.ys, shapes.zs)
     room = (
         np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32), np.empty(3 * LEAF, np.float32),
         np.empty(LEAF, np.int32),
@@ -350,25 +351,14 @@ def cover_triangles(geometry, solids, shapes, poses, begin, end, z, ids, tri, po
                     continue
                 leaf = leaves[node]
                 if leaf >= 0 and not _turned_away(boxes, cones, node, ex, ey, ez):
-                    before, seen = _nearest(boxes, node, planes) > _NEAR, 1
+                    seen = 1
+                    before = _nearest(boxes, node, planes) > _NEAR
                     counts[n, 2] += _draw_leaf(
-                        ends,
-                        all_x,
-                        all_y,
-                        all_z,
-                        leaf,
-                        before,
-                        m,
-                        turn,
-                        height,
-                        width,
-                        np.int32(g),
-                        near,
-                        whose,
-                        which,
-                        room,
+                        corners, leaf, before, m, turn, height, width, np.int32(g), near, whose, which, room
                     )
                 node += 1
+            counts[n, 0] += seen
+            counts[n, 1] += seen * (level - first)
         if depth.shape[0]:
             for i in range(height):
                 for j in range(width):
