@@ -31,7 +31,7 @@ def agree(name: str, num: int, seed: int) -> None:
     assert choose(robot.model, robot.views)[0] == "raster"
     for found in agreement(robot.model, robot.views, robot.states(num, seed)).values():
         assert found["iou"] is None or found["iou"] >= 0.96
-        assert found["worst_iou"] is None or found["worst_iou"] >= 0.9
+        assert found["worst_iou"] is None or found["worst_iou"] >= 0.95
         assert found["worst_colour"] is None or found["worst_colour"] <= 5
         assert found["depth_median"] is not None and found["depth_median"] <= 0.01
         assert found["depth_p95"] is not None and found["depth_p95"] <= 0.03
@@ -46,8 +46,7 @@ def test_renderers_agree_on_robots(name: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SCENES)
 def test_renderers_agree_on_many_states_of_robots(name: str) -> None:
-    for seed in range(4):
-        agree(name, 50, 1 + seed)
+    agree(name, 200, 1)
 
 
 @pytest.mark.parametrize("name", ["allegro-cube", "g1-hurdles"])
@@ -77,7 +76,7 @@ def test_faces_of_the_hands_cube_are_told_apart() -> None:
     model, view = robot.model, robot.views[0]
     at = int(model.jnt_qposadr[model.body("cube").jntadr[0]])
     qpos = still(model, 6)
-    qpos[:, at : at + 3] = torch.tensor([0.25, -0.1, 0.45])  # above the hand
+    qpos[:, at : at + 3] = torch.tensor([0.28, -0.07, 0.33])  # before the hand
     towards = model.cam_pos[model.camera("hand").id] - qpos[0, at : at + 3].numpy()
     for face in range(6):
         axis = np.zeros(3)
@@ -202,6 +201,7 @@ DEGENERATE = {
     "no area": "0 0 0  1 0 0  0 1 0  0 0 1  2 0 0|0 2 1  0 1 3  1 2 3  0 3 2  0 1 4  1 1 1",
     "inside out": "0 0 0  1 0 0  0 1 0  0 0 1|0 1 2  0 3 1  1 3 2  0 2 3",
     "open": "0 0 0  1 0 0  0 1 0  0 0 1|0 2 1",
+    "large": "0 0 0  9e2 0 0  0 9e2 0  0 0 9e2|0 2 1  0 1 3  1 2 3  0 3 2",
     "huge": "0 0 0  9e5 0 0  0 9e5 0  0 0 9e5|0 2 1  0 1 3  1 2 3  0 3 2",
     "tiny": "0 0 0  1e-4 0 0  0 1e-4 0  0 0 1e-4|0 2 1  0 1 3  1 2 3  0 3 2",
     "flat": "0 0 0  1 0 0  0 1 0  1 1 0|0 1 2  1 3 2",
@@ -210,14 +210,19 @@ DEGENERATE = {
 
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_degenerate_meshes(kind: str) -> None:
-    """No crash, nothing that is no number, and what the ray tracer sees, if MuJoCo takes the mesh at all."""
+    """No crash, nothing that is no number, and what the ray tracer sees, if MuJoCo takes the mesh at all. (Of a
+    thousand kilometres float32 knows a few centimetres, to both of them.)"""
     vertex, face = DEGENERATE[kind].split("|")
     mesh = f'<mesh name="odd" vertex="{vertex}" face="{face}" inertia="shell"/>'
     try:
         model = scene('<geom type="mesh" mesh="odd" euler="20 30 40"/><geom size=".1" pos="1 0 0"/>', SKY + mesh)
     except ValueError:
         pytest.skip("MuJoCo refuses it")
-    compare(model, View("front", 30, 30, depth=True))
+    view = View("front", 30, 30, depth=True)
+    depth = depth_of(picture(model, "raster", view))
+    assert not torch.isnan(depth).any() and (depth > 0).all()
+    if kind != "huge":
+        compare(model, view)
 
 
 def test_pictures_of_one_pixel_and_cameras_anywhere() -> None:
@@ -253,6 +258,9 @@ def test_rows_of_meshes_have_looks_of_their_own(field: str) -> None:
         values = getattr(changed, field)
         rate = 0.1 if values.shape[-1:] == (3,) or field == "geom_quat" else 0.0
         values[:] = values * (1 - 0.2 * row) + rate * row * np.arange(values.shape[-1]) / 3
+        if field == "geom_quat":
+            values /= np.linalg.norm(values, axis=1, keepdims=True)
+        changed.geom_sameframe[:] = 0  # where a geom is has been changed by hand
         models.append(changed)
     own = {field: torch.from_numpy(np.stack([getattr(m, field) for m in models])).double()}
     renderer = make_renderer(model, 3, [view], kind="raster", params=[field])

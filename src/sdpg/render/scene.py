@@ -149,7 +149,7 @@ class Scene:
         material = _materials(self._model, self._geoms, own)
         light_rows = _light_rows(self._model, self._light, own)
         glossy = np.logical_and(material[..., 4] > 0, material[..., 5] > 0)  # (R, G)
-        glare = (light_rows[..., 3:6] > 0).any(axis=(1, 2), keepdims=True)[..., 0] & glossy  # (R, G)
+        glare = np.logical_and(glossy, np.expand_dims((light_rows[..., 3:6] > 0).any(axis=(1, 2)), 1))  # (R, G)
         kind, plain = self._geometry.kind, self._texture < 0
         easy = ((kind == PLANE) & (plain | (self._style == ALONG))) | (np.isin(kind, (SPHERE, CAPSULE)) & plain)  # (G,)
         return own.rows(
