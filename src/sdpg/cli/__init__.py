@@ -15,6 +15,7 @@ from sdpg.cli.training import evaluate, tasks, train
 from sdpg.cli.watching import compare, play, replay, runs, view
 from sdpg.distributed import RankLost, my_rank
 from sdpg.errors import SdpgError
+from sdpg.render.progress import listen
 
 VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "tasks": (tasks, "list the tasks"),
@@ -39,6 +40,7 @@ def main(argv: Argv | None = None) -> int:
     # So that a module:Class finds a module of one's own. Only if there is one: the working folder may be a stranger's.
     if any(":" in word for word in argv) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    listen(_tell)
     try:
         with _quiet_pipes():
             return _dispatch(argv)
@@ -90,3 +92,10 @@ def _quiet_pipes() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(what: str, done: int, total: int) -> None:
+    """A line on standard error that counts, if that is a terminal; it is gone at the end."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{what}: {done} of {total}" if done < total else "\r\033[K")
+        sys.stderr.flush()

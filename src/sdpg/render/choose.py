@@ -26,7 +26,7 @@ def choose(
         return "warp", "the rasteriser draws on CPU cores only"
     reason = obstacle(model, views, fields)
     if reason is None:
-        return "raster", "the scene consists of primitives"
+        return "raster", "all of the scene can be rasterised"
     return "warp", reason
 
 
@@ -40,7 +40,8 @@ def make_renderer(
     params: Sequence[str] = (),
 ) -> Renderer:
     """N = num images at a time, on `device`, of rows that may differ in the model fields `params`. Takes seconds when a
-    renderer, or a scene on "warp", is used for the first time on a machine: code is compiled, and kept on disk."""
+    renderer, a mesh, or a scene on "warp" is used for the first time on a machine: code is compiled, levels of detail
+    are made (`progress.listen` tells how far that is), and both are kept on disk."""
     # Imported here: what is not used need not be there, and takes its time to import.
     if kind == "auto":
         kind = choose(model, views, device, params)[0]  # type: ignore[assignment]

@@ -1,6 +1,6 @@
 """How the rasteriser's loops are compiled.
 
-Each of its two files is compiled by itself and calls no compiled function of another: numba's cache notices a change of
+Each of its files is compiled by itself and calls no compiled function of another: numba's cache notices a change of
 the file that a function is in, and no other.
 """
 

@@ -1,4 +1,4 @@
-"""Compiled: which geom is nearest in each pixel, and how far.
+"""Compiled: which primitive is nearest in each pixel, and how far.
 
 Everything happens in the camera's frame: the origin is the camera, the ray of a pixel goes along d = (x, y, -1), so
 that its parameter t is the depth. Every geom writes depth and its index into those pixels of its screen bounds where it
@@ -15,7 +15,7 @@ import numpy as np
 from sdpg.render.compiled import inline_jit, jit
 
 LANES = 8  # pixels that are worked on at once
-PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 2, 3, 4, 5, 6  # mjtGeom
+PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 1, 2, 3, 4, 5, 6  # mjtGeom; MESH and SDF are more
 
 _ZERO, _ONE, _TINY, _INF = np.float32(0), np.float32(1), np.float32(1e-12), np.float32(np.inf)
 _TIE = np.float32(1 + 1e-6)  # surfaces this close are one; the later geom is seen, as in MuJoCo
@@ -267,9 +267,9 @@ def cover(geometry, poses, begin, end, z, ids, pose, box, depth):
         xs, ys, grid = geometry.xs[r], geometry.ys[r], geometry.grid[r]
         z[w], ids[w], box[w] = geometry.far, -1, 0
         for g in range(geometry.kind.size):
-            if not geometry.visible[r, g]:
-                continue
             k, row, around, kind = geometry.geom[g], pose[w, g], box[w, g], geometry.kind[g]
+            if not geometry.visible[r, g] or kind == HFIELD or kind > BOX:
+                continue
             _place(row, kind, geometry.size[r, g], poses.geom_xpos[n, k], poses.geom_xmat[n, k], cpos, cmat)
             if _bounds(row, kind, bounds):
                 i0, i1 = _pixels(bounds[2], bounds[3], grid[2], grid[3], height)

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpg.render.api import View
-from sdpg.render.cover import LANES, PLANE
+from sdpg.render.cover import BOX, CAPSULE, HFIELD, LANES, PLANE, SPHERE
 from sdpg.render.own import LOOKS
 from sdpg.render.shade import DIRECTIONAL, HEADLIGHT
+from sdpg.render.surfaces import ALONG
+from sdpg.render.textures import Images, mapping, styles
 from sdpg.render.views import camera_id, colours, frustum, pixel_rows, seen, textures
 
 _MAX_SHININESS = 128.0  # OpenGL's, and mujoco_warp's
@@ -40,7 +42,8 @@ class Look(NamedTuple):
 
     material: NDArray[Any]  # (R, G, 6): colour (3), emission, specular, exponent of the highlight
     texture: NDArray[Any]  # (G,) int64: row of `images`, or -1
-    mapping: NDArray[Any]  # (R, G, 4): u = m0 x + m1, v = m2 y + m3 of a plane's own coordinates
+    style: NDArray[Any]  # (G,) int64: how it is laid on
+    mapping: NDArray[Any]  # (R, G, 4): see `textures.mapping`
     images: NDArray[Any]  # (textures, 3) int64: where it begins in `cells` and `texels`, width, height
     cells: NDArray[Any]  # int32: the colour 0xRRGGBB between four equal texels, -1 between others
     texels: NDArray[Any]  # (..., 3): 0 to 255
@@ -48,9 +51,16 @@ class Look(NamedTuple):
     light_kind: NDArray[Any]  # (L,) int64, mjtLightType
     light_rows: NDArray[Any]  # (R, L, 11): diffuse (3), specular (3), attenuation (3), cosine of the cutoff, exponent
     ambient: NDArray[Any]  # (R, 3)
-    flat: NDArray[Any]  # (R,) bool: all lights are directional and nothing is glossy, so that a plane is lit evenly
+    quick: NDArray[Any]  # (R, G) bool: what `shade` does; `surfaces` does the others
     sky: NDArray[Any]  # (3,): its colour, 0 to 255, where it has only one
     sky_image: int  # row of `images`, or -1
+
+
+class Solids(NamedTuple):
+    """The geoms of a view that are meshes or height fields."""
+
+    geom: NDArray[Any]  # (S,) int64: its place among the view's geoms
+    shape: NDArray[Any]  # (S,) int64: its row in `meshes.Shapes`
 
 
 class Poses(NamedTuple):
@@ -72,11 +82,13 @@ class Scene:
         self._varied = tuple(name for name in varied if name in LOOKS)
         self._geoms = geoms = seen(model, view.groups, varied)  # (G,)
         self._light, light_kind = _lights(model, self._varied)
-        images = _Images(model)
+        images = Images(model)
         sky = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
         sky_image = images.add(int(sky[0])) if len(sky) else -1
         sky_colour = images.only_colour(sky_image) if len(sky) else np.zeros(3, np.float32)
-        texture = [images.add(int(tex)) if tex >= 0 else -1 for tex in textures(model, geoms)]
+        which = textures(model, geoms)  # (G,)
+        self._texture = np.array([images.add(int(tex)) if tex >= 0 else -1 for tex in which], np.int64)
+        self._style = styles(model, geoms, which)
         own = _Own(model, {})
         far = model.vis.map.zfar * model.stat.extent
         self._geometry = Geometry(
@@ -88,7 +100,8 @@ class Scene:
             **self._outlines(own),
         )
         self._look = Look(
-            texture=np.array(texture, np.int64),
+            texture=self._texture,
+            style=self._style,
             images=np.array(images.rows or [(0, 1, 1)], np.int64),
             cells=np.concatenate([*images.cells, np.zeros(1, np.int32)]),
             texels=np.concatenate([*images.texels, np.zeros((1, 3), np.float32)]),
@@ -98,6 +111,17 @@ class Scene:
             sky_image=sky_image if sky_colour is None else -1,
             **self._colours(own, light_kind),
         )
+
+    @property
+    def solids(self) -> NDArray[Any]:
+        """(S,): which of the view's geoms are meshes or height fields."""
+        kind = self._geometry.kind
+        return np.flatnonzero((kind == HFIELD) | (kind > BOX))
+
+    @property
+    def geoms(self) -> NDArray[Any]:
+        """(G,): the model's geoms that are seen."""
+        return self._geoms
 
     def of(self, values: Mapping[str, NDArray[Any]]) -> tuple[Geometry, Look]:
         """`values`: name -> (N, ...), at least of the fields that the scene was made for."""
@@ -124,14 +148,16 @@ class Scene:
     def _colours(self, own: _Own, light_kind: NDArray[Any]) -> dict[str, Any]:
         material = _materials(self._model, self._geoms, own)
         light_rows = _light_rows(self._model, self._light, own)
-        glossy = np.logical_and(material[..., 4] > 0, material[..., 5] > 0).any(axis=1)  # (R,)
-        glare = (light_rows[..., 3:6] > 0).any(axis=(1, 2)) & glossy  # (R,)
+        glossy = np.logical_and(material[..., 4] > 0, material[..., 5] > 0)  # (R, G)
+        glare = np.logical_and(glossy, np.expand_dims((light_rows[..., 3:6] > 0).any(axis=(1, 2)), 1))  # (R, G)
+        kind, plain = self._geometry.kind, self._texture < 0
+        easy = ((kind == PLANE) & (plain | (self._style == ALONG))) | (np.isin(kind, (SPHERE, CAPSULE)) & plain)  # (G,)
         return own.rows(
             material=material,
-            mapping=_mapping(self._model, self._geoms, own),
+            mapping=mapping(self._model, self._geoms, self._style, own.__getitem__),
             light_rows=light_rows,
             ambient=_ambient(self._model, own),
-            flat=(light_kind == DIRECTIONAL).all() & ~glare,
+            quick=np.logical_and((light_kind == DIRECTIONAL).all() & easy, ~glare),
         )
 
 
@@ -166,68 +192,6 @@ def _materials(model: mujoco.MjModel, geoms: np.ndarray, own: _Own) -> np.ndarra
         columns.append(np.where(which >= 0, values[:, which], np.float32(default))[..., None])
     rows = max(len(column) for column in columns)
     return np.concatenate([np.broadcast_to(c, (rows, *c.shape[1:])) for c in columns], axis=2).astype(np.float32)
-
-
-def _mapping(model: mujoco.MjModel, geoms: np.ndarray, own: _Own) -> np.ndarray:
-    """(R, G, 4): from a plane's own x and y to u and v, as MuJoCo has it: the texture is repeated `texrepeat` times
-    over a plane, or, if it is uniform or the plane is endless, every 2 m / texrepeat."""
-    which = model.geom_matid[geoms]  # (G,)
-    textured = (model.geom_type[geoms] == PLANE) & (which >= 0)  # (G,)
-    if not textured.any():
-        return np.zeros((1, len(geoms), 4), np.float32)
-    half = own["geom_size"][:, geoms, :2]  # (R, G, 2)
-    repeat = own["mat_texrepeat"][:, which].astype(np.float64)  # (R, G, 2)
-    uniform = model.mat_texuniform[which].astype(bool)[None, :, None]
-    shift = np.where((half > 0).all(axis=2, keepdims=True), 0.0, -0.5)
-    across = np.where(uniform, repeat * half, repeat) / 2  # repeats from the middle to the edge
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scale = np.where(half > 0, across / half, repeat / 2)
-    offset = np.where(half > 0, across + shift, shift)
-    mapping = np.stack([scale[..., 0], offset[..., 0], -scale[..., 1], offset[..., 1]], axis=2)
-    return np.where(textured[None, :, None], mapping, 0.0).astype(np.float32)
-
-
-class _Images:
-    """Textures, in the layout of `Scene`."""
-
-    def __init__(self, model: mujoco.MjModel):
-        self.model = model
-        self.rows: list[tuple[int, int, int]] = []
-        self.cells: list[np.ndarray] = []
-        self.texels: list[np.ndarray] = []
-        self._known: dict[int, int] = {}
-
-    def add(self, texture: int) -> int:
-        """The row of a texture of the model."""
-        if texture not in self._known:
-            self._known[texture] = len(self.rows)
-            pixels = self._pixels(texture)  # (h, w, 3) uint8
-            height, width = pixels.shape[:2]
-            around = np.pad(pixels.astype(np.int32), ((1, 1), (1, 1), (0, 0)), mode="edge")
-            corner = around @ np.array([1 << 16, 1 << 8, 1], np.int32)  # (h + 2, w + 2)
-            four = np.stack([corner[:-1, :-1], corner[1:, :-1], corner[:-1, 1:], corner[1:, 1:]])  # (4, h + 1, w + 1)
-            self.rows.append((sum(len(cells) for cells in self.cells), width, height))
-            self.cells.append(np.where((four == four[0]).all(axis=0), four[0], -1).astype(np.int32).ravel())
-            texels = np.zeros((len(self.cells[-1]), 3), np.float32)  # as long as the cells: one address for both
-            texels[: width * height] = pixels.reshape(-1, 3)
-            self.texels.append(texels)
-        return self._known[texture]
-
-    def only_colour(self, row: int) -> np.ndarray | None:
-        """(3,) where the whole texture has one."""
-        _, width, height = self.rows[row]
-        texels = self.texels[row][: width * height]
-        return texels[0] if (texels == texels[0]).all() else None
-
-    def _pixels(self, texture: int) -> np.ndarray:
-        model = self.model
-        start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
-        if start < 0:  # kept in its file
-            pixels = mujoco.mj_loadTexture(model, texture)[0]
-        else:
-            shape = (int(model.tex_height[texture]), int(model.tex_width[texture]), channels)
-            pixels = model.tex_data[start : start + int(np.prod(shape))].reshape(shape)
-        return np.pad(pixels[..., :3], ((0, 0), (0, 0), (0, max(0, 3 - pixels.shape[2]))))
 
 
 def _lights(model: mujoco.MjModel, varied: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

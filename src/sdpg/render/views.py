@@ -12,8 +12,6 @@ from torch import Tensor
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
 
-PRIMITIVES = {"PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX"}  # of mjtGeom: what the rasteriser draws
-
 
 def camera_id(model: mujoco.MjModel, name: str) -> int:
     found = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
@@ -79,14 +77,6 @@ def obstacle(model: mujoco.MjModel, views: Sequence[View], varied: Sequence[str]
     for view in views:
         if model.cam_projection[camera_id(model, view.camera)] == mujoco.mjtProjection.mjPROJ_ORTHOGRAPHIC:
             return f"camera '{view.camera}' is orthographic"
-        geoms = seen(model, view.groups, varied)
-        for g, texture in zip(geoms, textures(model, geoms), strict=True):
-            kind = mujoco.mjtGeom(model.geom_type[g]).name.removeprefix("mjGEOM_")
-            name = model.geom(g).name or str(g)
-            if kind not in PRIMITIVES:
-                return f"geom '{name}' is a {kind.lower()}"
-            if texture >= 0 and (kind != "PLANE" or model.tex_type[texture] != mujoco.mjtTexture.mjTEXTURE_2D):
-                return f"geom '{name}', a {kind.lower()}, has a texture that only planes can have here"
     return None
 
 
