@@ -39,7 +39,6 @@ from sdpg.tasks.terms import (
     forward_projection,
     height_reward,
     random_tilt,
-    rotate,
     up_projection,
     yaw_of,
 )
@@ -158,12 +157,19 @@ class G1Hurdle(HurdleTask):
         return (height < MIN_HEIGHT) | too_high | (aside.abs() > MAX_ASIDE)
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
-        quat, down = x.qpos[..., 3:7], x.qpos.new_tensor((0.0, 0.0, -1.0))
-        gravity = rotate(quat * quat.new_tensor((1.0, -1.0, -1.0, -1.0)), down)  # into the body's frame
-        proprio = torch.cat((x.qpos[..., 2:3], gravity, x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1)
+        quat = x.qpos[..., 3:7]
+        proprio = torch.cat(
+            (x.qpos[..., 2:3], _gravity(quat), x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1
+        )
         ahead, aside = (torch.linspace(*axis, device=quat.device) for axis in (SCAN_AHEAD, SCAN_ASIDE))
         scan = self.track.height_scan(x.qpos[..., :2], yaw_of(quat), torch.cartesian_prod(ahead, aside))
         return self.sources(proprio, scan)
+
+
+def _gravity(quat: Tensor) -> Tensor:
+    """Where down is in the body's frame: R^T (0, 0, -1). (..., 4) -> (..., 3)"""
+    w, x, y, z = quat.unbind(-1)
+    return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), -up_projection(quat)), dim=-1)
 
 
 @functools.cache
