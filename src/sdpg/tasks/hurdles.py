@@ -63,10 +63,18 @@ class Track:
         """Of the ground: (..., 2) -> (...)."""
         return (self._terrain.height_at(xy) - _SUNK).clamp(min=0.0)
 
-    def height_scan(self, xy: Tensor, yaw: Tensor, offsets: Tensor) -> Tensor:
-        """Heights of the ground at `offsets` (P, 2), forward and left, of robots at xy (..., 2) that face yaw (...):
-        (..., P)."""
-        return (self._terrain.height_scan(xy, yaw, offsets) - _SUNK).clamp(min=0.0)
+    def height_scan(self, xy: Tensor, quat: Tensor, offsets: Tensor) -> Tensor:
+        """Heights of the ground at `offsets` (P, 2), forward and left, of robots at xy (..., 2) whose x axis, seen from
+        above, quat (..., 4) turns: (..., P).
+
+        No angles: sines of one number may differ in the last bit, by its place in a tensor. Branches must not."""
+        w, x, y, z = quat.unbind(-1)
+        cos, sin = 1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z)
+        length = (cos * cos + sin * sin).sqrt().clamp(min=1e-6)  # 0 where the axis is upright
+        cos, sin = (cos / length)[..., None], (sin / length)[..., None]
+        forward, left = offsets.unbind(-1)  # (P,)
+        turned = torch.stack((cos * forward - sin * left, sin * forward + cos * left), dim=-1)  # (..., P, 2)
+        return self.height_at(xy[..., None, :] + turned)
 
     def ceiling(self, x: Tensor) -> Tensor:
         """How much higher than on flat ground a robot at x may be: the highest ground near it. (...) -> (...)"""
