@@ -10,7 +10,7 @@ import torch
 from sdpg.build import compile_scene
 from sdpg.rng import RowRng
 from sdpg.tasks import terms
-from sdpg.tasks.base import BUILT_IN, Task, make_task
+from sdpg.tasks.base import Task, make_task
 from sdpg.types import Physics
 
 SIZES = {  # nq, nv, nu, D
@@ -48,7 +48,7 @@ def ended(task: Task, x: Physics) -> bool:
     return task.terminated(x, {}).item()
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SIZES)
 def test_sizes(name):
     task = make_task(name)
     model = compile_scene(task)
@@ -59,7 +59,7 @@ def test_sizes(name):
     assert (model.actuator_ctrlrange == [-1.0, 1.0]).all()
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SIZES)
 def test_robots_are_capsules_and_spheres_of_one_colour(name):
     model = compile_scene(make_task(name))
     robot = model.geom_bodyid > 0
@@ -68,7 +68,7 @@ def test_robots_are_capsules_and_spheres_of_one_colour(name):
     np.testing.assert_allclose(model.mat_rgba[model.geom_matid[robot]], np.tile([1.0, 0.5, 0.0, 1.0], (robot.sum(), 1)))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", SIZES)
 def test_spawn_pose_has_no_penetration(name):
     model = compile_scene(make_task(name))
     data = mujoco.MjData(model)

@@ -144,7 +144,7 @@ class G1Hurdle(HurdleTask):
             (x.qpos[..., 2:3], _gravity(quat), x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1
         )
         ahead, aside = (torch.linspace(*axis, device=quat.device) for axis in (SCAN_AHEAD, SCAN_ASIDE))
-        scan = self.track.height_scan(x.qpos[..., :2], quat, torch.cartesian_prod(ahead, aside))
+        scan = self.track.scan(x.qpos[..., :2], quat, torch.cartesian_prod(ahead, aside))
         return self.sources(proprio, scan)
 
 
