@@ -141,6 +141,10 @@ def test_proprioception_by_hand(task, model):
         0.0,
     ]  # nose down: gravity along +x
     torch.testing.assert_close(proprio[:10], torch.tensor(expected))
+    leant = task.observe(physics(world(model, standing() | turned((0.6, 0.0, 0.8), 0.5))), {})["proprio"][0, 0, 1:4]
+    rotation = np.zeros(9)
+    mujoco.mju_quat2Mat(rotation, np.array(list(turned((0.6, 0.0, 0.8), 0.5).values())))
+    np.testing.assert_allclose(leant, rotation.reshape(3, 3).T @ (0.0, 0.0, -1.0), atol=1e-6)
     assert proprio[10 + 3].item() == pytest.approx(0.669) and proprio[10 + 23 + 3].item() == pytest.approx(2.0)
 
 

@@ -30,19 +30,9 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks import Ended, Memory, Physics, Start, Terms, menagerie
+from sdpg.tasks.humanoid import upright_run
 from sdpg.tasks.hurdles import HurdleTask
-from sdpg.tasks.terms import (
-    ASSETS,
-    START_NOISE,
-    START_TILT,
-    effort,
-    forward_projection,
-    height_reward,
-    random_tilt,
-    rotate,
-    up_projection,
-    yaw_of,
-)
+from sdpg.tasks.terms import ASSETS, START_NOISE, START_TILT, random_tilt, up_projection
 from sdpg.tasks.terrain import TerrainCfg
 
 # joint: angle at rest, what an action of 1 adds to it (rad), kp (N m / rad), kd (N m s / rad)
@@ -88,9 +78,7 @@ SHAPES = {
 # contype, conaffinity: all touch the ground (1); the left leg the right one (2); arms touch legs (2, 4).
 MASKS = {"trunk": (1, 0), "left_leg": (3, 4), "right_leg": (1, 2), "arm": (7, 0)}
 
-TARGET_HEIGHT, HEIGHT_TOLERANCE, HEIGHT_GAIN = 0.7, 0.1, 10.0  # of the pelvis
-UP_WEIGHT = 0.1
-EFFORT_WEIGHT = 0.002
+TARGET_HEIGHT = 0.7  # of the pelvis
 MIN_HEIGHT, MAX_HEIGHT = 0.6, 1.0  # of the pelvis
 MAX_ASIDE = 2.5  # metres from the track's middle
 START = (0.2, 0.0, 0.8)
@@ -143,14 +131,7 @@ class G1Hurdle(HurdleTask):
         return rest + reach * action.clamp(-1.0, 1.0)  # the actuators keep to the joints' limits
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
-        quat = x.qpos[..., 3:7]
-        return {
-            "forward": x.qvel[..., 0].clone(),
-            "height": height_reward(x.qpos[..., 2], TARGET_HEIGHT, HEIGHT_TOLERANCE, HEIGHT_GAIN),
-            "up": UP_WEIGHT * up_projection(quat),
-            "heading": forward_projection(quat),
-            "effort": -EFFORT_WEIGHT * effort(action),
-        }
+        return upright_run(x, action, TARGET_HEIGHT)
 
     def terminated(self, x: Physics, memory: Memory) -> Tensor:
         forward, aside, height = x.qpos[..., :3].unbind(-1)
@@ -158,12 +139,19 @@ class G1Hurdle(HurdleTask):
         return (height < MIN_HEIGHT) | too_high | (aside.abs() > MAX_ASIDE)
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
-        quat, down = x.qpos[..., 3:7], x.qpos.new_tensor((0.0, 0.0, -1.0))
-        gravity = rotate(quat * quat.new_tensor((1.0, -1.0, -1.0, -1.0)), down)  # into the body's frame
-        proprio = torch.cat((x.qpos[..., 2:3], gravity, x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1)
+        quat = x.qpos[..., 3:7]
+        proprio = torch.cat(
+            (x.qpos[..., 2:3], _gravity(quat), x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1
+        )
         ahead, aside = (torch.linspace(*axis, device=quat.device) for axis in (SCAN_AHEAD, SCAN_ASIDE))
-        scan = self.track.height_scan(x.qpos[..., :2], yaw_of(quat), torch.cartesian_prod(ahead, aside))
+        scan = self.track.scan(x.qpos[..., :2], quat, torch.cartesian_prod(ahead, aside))
         return self.sources(proprio, scan)
+
+
+def _gravity(quat: Tensor) -> Tensor:
+    """Where down is in the body's frame: R^T (0, 0, -1). (..., 4) -> (..., 3)"""
+    w, x, y, z = quat.unbind(-1)
+    return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), -up_projection(quat)), dim=-1)
 
 
 @functools.cache

@@ -25,6 +25,18 @@ EFFORT_WEIGHT = 0.002
 MIN_HEIGHT, MAX_HEIGHT = 0.74, 2.0
 
 
+def upright_run(x: Physics, action: Tensor, target_height: float) -> Terms:
+    """What a humanoid's free-floating base is rewarded for."""
+    quat = x.qpos[..., 3:7]
+    return {
+        "forward": x.qvel[..., 0].clone(),
+        "height": height_reward(x.qpos[..., 2], target_height, HEIGHT_TOLERANCE, HEIGHT_GAIN),
+        "up": UP_WEIGHT * up_projection(quat),
+        "heading": forward_projection(quat),
+        "effort": -EFFORT_WEIGHT * effort(action),
+    }
+
+
 class Humanoid(FloatingRobot):
     """Action: abdomen y, z, x; per leg, right first: hip x, z, y, knee, ankle x, y; per arm: shoulder 1, 2, elbow.
 
@@ -40,14 +52,7 @@ class Humanoid(FloatingRobot):
     start_joints = (0.0,) * 21
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
-        quat = x.qpos[..., 3:7]
-        return {
-            "forward": x.qvel[..., 0].clone(),
-            "height": height_reward(x.qpos[..., 2], TARGET_HEIGHT, HEIGHT_TOLERANCE, HEIGHT_GAIN),
-            "up": UP_WEIGHT * up_projection(quat),
-            "heading": forward_projection(quat),
-            "effort": -EFFORT_WEIGHT * effort(action),
-        }
+        return upright_run(x, action, TARGET_HEIGHT)
 
     def terminated(self, x: Physics, memory: Memory) -> Tensor:
         height = x.qpos[..., 2]
