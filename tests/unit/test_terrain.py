@@ -38,6 +38,20 @@ def test_it_follows_from_the_seed() -> None:
     assert np.array_equal(_patch(fewer, 1, 2), _patch(TERRAIN, 1, 2))
 
 
+def test_distances_are_along_the_normal() -> None:
+    """Of points above a triangle, and of points below it, with the slope of the ground taken by differences."""
+    xy, above = _points(400, seed=1), 0.1
+    heights, step = TERRAIN.height_at(xy), 1e-3
+    slopes = [(TERRAIN.height_at(xy + step * torch.eye(2)[axis]) - heights) / step for axis in (0, 1)]
+    inside = torch.stack([TERRAIN.height_at(xy - step * torch.eye(2)[axis]) for axis in (0, 1)])
+    smooth = (inside + step * torch.stack(slopes) - heights).abs().amax(0) < 2e-5  # no edge within a step
+    expected = above / (1.0 + slopes[0].square() + slopes[1].square()).sqrt()
+    assert smooth.float().mean() > 0.8 and (slopes[0][smooth].abs() > 0.1).any()
+    for sign in (1.0, -1.0):
+        points = torch.cat((xy, (heights + sign * above)[:, None]), dim=-1)
+        assert torch.allclose(TERRAIN.distance(points)[smooth], sign * expected[smooth], atol=2e-3)
+
+
 def test_heights_are_those_of_mujocos_rays() -> None:
     spec = mujoco.MjSpec()
     geom = TERRAIN.add_to(spec)

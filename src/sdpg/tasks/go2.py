@@ -51,7 +51,7 @@ def scene() -> mujoco.MjSpec:
         spec.delete(part)
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.cone = mujoco.mjtCone.mjCONE_PYRAMIDAL
-    spec.option.impratio = 1.0
+    spec.option.impratio = 10.0  # feet creep a quarter as fast as at 1, for a twentieth of the time
     spec.option.iterations, spec.option.ls_iterations = 50, 50
     for leg in LEGS:
         for joint in JOINTS:
