@@ -57,8 +57,8 @@ _CPU = Delta(
     },
 )
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
-# Noise in steps of targets adds up over a segment: a std of 0.5 moves the Panda's hand by 9 cm, and what it learns is to
-# hover above what it should grasp. Rewards are up to 37 a step. A beginning, not the result of a search.
+# Noise in steps of targets adds up over a segment: 0.5 moves the Panda's hand by 9 cm, and what it learns is to hover
+# above what it should grasp. Rewards are up to 37 a step. A beginning, not the result of a search.
 _CPU_ARMS: Values = {
     "initial_std": 0.2,
     "output_gain": 0.1,
