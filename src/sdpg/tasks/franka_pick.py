@@ -12,7 +12,7 @@ authors' released code. Deviations:
    episodes when a bounding box is within 1 mm of the floor. So fingers and floor need not collide.
 6. The camera is tilted to (0, 0, 0.27) in place of (0, 0, 0.1) of the hand's frame, where it sees fingertips and every
    object from the start pose; the code's does not see objects in the nearer half.
-7. Only hand, fingers, object and floor collide, by boxes and a capsule: the arm can't get at itself in 3 s.
+7. Hand, fingers, object and floor collide, by boxes and a capsule; the links of the arm collide with nothing.
 8. Whether the object was reached opens the gripper to the policy, as in the code; with --task.free-gripper it is the
    policy's from the beginning, as on a robot, which can't know.
 """
@@ -40,7 +40,6 @@ STEP = 0.04  # radians, or metres of the finger, that an action of 1 moves a tar
 OPEN, CLOSED, SWITCH = 0.04, 0.0, 0.02  # of a finger; its target is one of the first two, by a threshold
 
 CUBE_HALF = (0.02, 0.02, 0.03)
-DENSITY = 200.0
 CENTRE = (0.6, 0.0, CUBE_HALF[2])
 SPREAD = 0.1  # of object and target, in x and y
 TARGET_HEIGHT = (0.2, 0.4)  # above where the object starts
