@@ -101,7 +101,7 @@ def test_sizes_and_actuators(task):
     gain, damping = (3.0, 0.0) if joints == 16 else (100.0, 10.0)
     np.testing.assert_allclose(model.actuator_gainprm[:, 0], gain)
     np.testing.assert_allclose(model.actuator_biasprm[:, 1:3], [[-gain, -damping]] * actions)
-    np.testing.assert_allclose(model.dof_armature[:joints], 0.1)
+    np.testing.assert_allclose(model.dof_armature[:joints], 0.001 if joints == 16 else 0.1)
     if joints == 24:
         np.testing.assert_allclose(model.actuator_forcerange[:, 1], [10.0, 5.0] + [4.0] * 18)
     np.testing.assert_allclose(model.body("cube").mass, 0.06**3 * task.cube_density, rtol=1e-6)
@@ -122,6 +122,26 @@ def test_actions_span_the_ranges_and_holding_is_where_the_joints_are(task):
         mujoco.mj_forward(model, data)
         controls = task.control(None, {}, start.memory["action"][row])
         np.testing.assert_allclose(controls, data.actuator_length, atol=1e-5)
+
+
+def test_fingers_follow_their_targets_without_swinging(task):
+    """A step of 0.3 rad in one finger's bend, without gravity and cube: there within half a second, and it stays."""
+    model = model_of(task).__copy__()
+    model.opt.gravity[:] = 0.0
+    data, joint = mujoco.MjData(model), {16: 1, 24: 3}[len(task.joints)]  # ffj1, rh_FFJ3
+    data.qpos[:-7] = [start for _, _, start in task.joints.values()]
+    data.qpos[-7:-4] = 5.0
+    before = data.qpos[joint]
+    mujoco.mj_forward(model, data)
+    actuator = int(np.flatnonzero(model.actuator_trnid[:, 0] == joint)[0])
+    data.ctrl[:] = data.actuator_length
+    data.ctrl[actuator] += 0.3
+    followed = []
+    for _ in range(round(1.0 / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+        followed.append(data.qpos[joint] - before)
+    assert max(followed) < 0.36
+    np.testing.assert_allclose(followed[len(followed) // 2 :], 0.3, atol=0.03)
 
 
 def test_fingertips_are_where_the_engine_has_them(task):

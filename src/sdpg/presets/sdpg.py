@@ -75,6 +75,8 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
+    "allegro_cube": _CPU_HAND | Delta({}, {"initial_std": 0.2}),  # its light fingers fling the cube away at 0.5
+    "shadow_cube": _CPU_HAND,
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
