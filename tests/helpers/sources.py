@@ -5,8 +5,9 @@ from __future__ import annotations
 import mujoco
 from torch import Tensor
 
+from sdpg.env import BranchedEnv
 from sdpg.tasks.cartpole import Cartpole
-from sdpg.types import Camera, Memory, Physics
+from sdpg.types import Camera, Memory, Obs, Physics
 
 
 class Senses(Cartpole):
@@ -26,3 +27,17 @@ class Senses(Cartpole):
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         return super().observe(x, memory) | {"proprio": x.qvel[..., :1].clone()}
+
+
+def watched(env: BranchedEnv, source: str) -> list[Tensor]:
+    """From now on, what is seen of a source whenever the environment is observed."""
+    seen: list[Tensor] = []
+    original = env.observe
+
+    def observe() -> Obs:
+        obs = original()
+        seen.append(obs.sources[source])
+        return obs
+
+    env.observe = observe  # type: ignore[method-assign]
+    return seen

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.sources import watched
 from torch import Tensor
 
 from sdpg.algos.api import Context, ImageShape, Shapes
@@ -75,15 +75,7 @@ def test_the_buffer_has_what_the_policy_saw() -> None:
     """Stacks of the ring are the environment's, over the ends of episodes, final observations included."""
     env = _env()
     algo = _algo(TINY, env)
-    seen: list[Tensor] = []
-    original = env.observe
-
-    def observe() -> Any:
-        obs = original()
-        seen.append(obs.sources["pixels"])
-        return obs
-
-    env.observe = observe  # type: ignore[method-assign]
+    seen = watched(env, "pixels")
     algo.collect(env)  # 8 steps, with a final observation after the fifth
     batch = algo.buffer.batch(algo.buffer.starts(1), 1, 0.9)
     # Looks 0 to 4, the final one, then 6 to 8. A row's slots are in the order of its looks; the last has no end yet.

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from helpers.sources import Senses, watched
 from torch import Tensor
 
 from sdpg.algos.api import Context
@@ -14,6 +16,7 @@ from sdpg.algos.ppo import Ppo, bounded, log_prob
 from sdpg.algos.ppo_cfg import A2cCfg, PpoCfg
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
+from sdpg.errors import SdpgError
 from sdpg.evaluate import run_episodes
 from sdpg.presets import resolve
 from sdpg.tasks.cartpole import Cartpole
@@ -127,15 +130,7 @@ def test_probabilities_are_of_what_was_drawn() -> None:
 def test_images_stay_bytes_and_the_critic_reads_the_state() -> None:
     env = _env(2, "pixels")
     algo = _algo(TINY, env, ["pixels"])
-    seen: list[Tensor] = []
-    original = env.observe
-
-    def observe() -> Any:
-        obs = original()
-        seen.append(obs.sources["pixels"])
-        return obs
-
-    env.observe = observe  # type: ignore[method-assign]
+    seen = watched(env, "pixels")
     ends = algo.collect(env)
     storage = algo.learner.storage
     assert storage.observations["pixels"].dtype == torch.uint8
@@ -146,6 +141,26 @@ def test_images_stay_bytes_and_the_critic_reads_the_state() -> None:
     moved = {name for name, p in algo.actor.actor.named_parameters() if not torch.equal(p, before[name])}
     assert "encoders.pixels.convolutions.0.weight" in moved and "log_std" in moved
     assert algo.normalizers.keys() == {"state"}
+
+
+def test_several_senses_are_fused() -> None:
+    """Colours, two depth cameras and a vector, each in its own type."""
+    env = make_env(Senses(), 2, 0, seed=0, threads=1, obs="pixels")
+    algo = _algo(TINY, env, Senses.inputs["pixels"])
+    told = algo.update(algo.collect(env))
+    assert all(math.isfinite(value) for value in told.values())
+    kinds = {name: values.dtype for name, values in algo.learner.storage.observations.items()}
+    assert kinds.pop("pixels") == torch.uint8 and set(kinds.values()) == {torch.float32}
+    assert algo.normalizers.keys() == {"state", "proprio"}
+    assert algo.normalizers["proprio"].count.item() == pytest.approx(16.0, abs=1e-3)
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rsl_rl", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "sdpg.algos.ppo_cfg")
+    for name in ("ppo", "a2c"):
+        with pytest.raises(SdpgError, match=rf"algorithm '{name}' needs rsl_rl: pip install 'sdpg\[{name}\]'"):
+            resolve("cartpole", algorithm=name)
 
 
 def test_samples_before_a_failure_are_left_out_and_what_is_not_finite_makes_no_step() -> None:
