@@ -55,6 +55,24 @@ def test_search_finds_better_actions_and_leaves_the_environment_where_it_was() -
     assert 0.0 < gained[0] < gained[1] < gained[2]
 
 
+def test_search_renders_nothing_and_leaves_frames_and_episodes_alone() -> None:
+    """From pixels, on worlds whose episodes end within the segment: with search or without, the same is seen."""
+    left = []
+    for steps in (1, 3):
+        env = make_env("cartpole", 2, 4, seed=0, threads=1, obs="pixels")
+        env._clock[:] = 297  # the time is up after three steps
+        cfg = SdpgCfg(**SMALL, search_steps=steps, actor_lr=1e-9, encoder="small", precision="float32")  # type: ignore[arg-type]
+        algo = Sdpg(cfg, Context(env, ("pixels",)))
+        env.take_counts()
+        for _ in range(2):
+            rollout = algo.collect(env)
+        counts = env.take_counts()
+        left.append((rollout.sources["pixels"].clone(), env.state_dict(), counts.images, env.episodes.count))
+    (seen, state, images, episodes), (seen_too, state_too, images_too, episodes_too) = left
+    assert torch.equal(seen, seen_too) and _same(state, state_too)
+    assert images == images_too > 0 and episodes == episodes_too >= 2
+
+
 def test_search_stops_where_the_episode_does() -> None:
     """Once a nominal was restarted, actions belong to other states: they keep what the first step of search gave."""
     cfg = SdpgCfg(**SMALL, search_steps=3, mean_bound=None)  # type: ignore[arg-type]
