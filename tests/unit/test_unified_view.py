@@ -107,7 +107,7 @@ def _step_of(algo: Sdpg, rollout: Rollout, directions: tuple[Tensor, ...]) -> li
     return list(torch.autograd.grad(pushed, list(algo.actor.parameters())))
 
 
-@pytest.mark.parametrize("name", ["REINFORCE", "A2C"])
+@pytest.mark.parametrize("name", ["REINFORCE", "A2C-like"])
 def test_one_branch_over_delta_is_a_likelihood_ratio_gradient(name: str) -> None:
     """sum_t W_t grad log pi(u_t | o_t). REINFORCE: W is the return less the nominal's; A2C: the advantage J_t - V(s_t),
     less the nominal's, whose expectation with an independent action is 0."""
@@ -121,7 +121,7 @@ def test_one_branch_over_delta_is_a_likelihood_ratio_gradient(name: str) -> None
         algo, rollout,
         ascent_direction(advantage(returns, None, False), rollout.noise, rollout.log_std.exp(), cfg.denominator),
     )  # fmt: skip
-    if name == "A2C":
+    if name == "A2C-like":
         ahead = torch.where(rollout.terminated, 0.0, algo._target_value(rollout.next_state))
         to_go = torch.zeros_like(ahead)
         following = ahead[-1]
@@ -158,8 +158,15 @@ def test_the_diagram_has_every_algorithm_that_can_be_seen_so(tmp_path: Path) -> 
     result = view.run(view.Options(figure=tmp_path / "view.png"))
     found = {row["name"]: (row["search_steps"], row["cloning_steps"]) for row in result["rows"]}
     assert (
-        found["sdpg"] == found["shac"] == found["sapo"] == found["dva"] == found["REINFORCE"] == found["A2C"] == (1, 1)
+        found["sdpg"]
+        == found["shac"]
+        == found["sapo"]
+        == found["dva"]
+        == found["REINFORCE"]
+        == found["A2C-like"]
+        == (1, 1)
     )
     assert found["guided policy search"][0] > 1 and found["guided policy search"][1] > 1
+    assert found["a2c"] == (1, 1) and found["ppo"] == (1, 20)
     assert "drqv2" not in found  # its trajectories are not searched: it has a Q function
     assert (tmp_path / "view.png").stat().st_size > 5000
