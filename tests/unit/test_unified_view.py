@@ -55,6 +55,24 @@ def test_search_finds_better_actions_and_leaves_the_environment_where_it_was() -
     assert 0.0 < gained[0] < gained[1] < gained[2]
 
 
+def test_search_renders_nothing_and_leaves_frames_and_episodes_alone() -> None:
+    """From pixels, on worlds whose episodes end within the segment: with search or without, the same is seen."""
+    left = []
+    for steps in (1, 3):
+        env = make_env("cartpole", 2, 4, seed=0, threads=1, obs="pixels")
+        env._clock[:] = 297  # the time is up after three steps
+        cfg = SdpgCfg(**SMALL, search_steps=steps, actor_lr=1e-9, encoder="small", precision="float32")  # type: ignore[arg-type]
+        algo = Sdpg(cfg, Context(env, ("pixels",)))
+        env.take_counts()
+        for _ in range(2):
+            rollout = algo.collect(env)
+        counts = env.take_counts()
+        left.append((rollout.sources["pixels"].clone(), env.state_dict(), counts.images, env.episodes.count))
+    (seen, state, images, episodes), (seen_too, state_too, images_too, episodes_too) = left
+    assert torch.equal(seen, seen_too) and _same(state, state_too)
+    assert images == images_too > 0 and episodes == episodes_too >= 2
+
+
 def test_search_stops_where_the_episode_does() -> None:
     """Once a nominal was restarted, actions belong to other states: they keep what the first step of search gave."""
     cfg = SdpgCfg(**SMALL, search_steps=3, mean_bound=None)  # type: ignore[arg-type]
@@ -89,7 +107,7 @@ def _step_of(algo: Sdpg, rollout: Rollout, directions: tuple[Tensor, ...]) -> li
     return list(torch.autograd.grad(pushed, list(algo.actor.parameters())))
 
 
-@pytest.mark.parametrize("name", ["REINFORCE", "A2C"])
+@pytest.mark.parametrize("name", ["REINFORCE", "A2C-like"])
 def test_one_branch_over_delta_is_a_likelihood_ratio_gradient(name: str) -> None:
     """sum_t W_t grad log pi(u_t | o_t). REINFORCE: W is the return less the nominal's; A2C: the advantage J_t - V(s_t),
     less the nominal's, whose expectation with an independent action is 0."""
@@ -103,7 +121,7 @@ def test_one_branch_over_delta_is_a_likelihood_ratio_gradient(name: str) -> None
         algo, rollout,
         ascent_direction(advantage(returns, None, False), rollout.noise, rollout.log_std.exp(), cfg.denominator),
     )  # fmt: skip
-    if name == "A2C":
+    if name == "A2C-like":
         ahead = torch.where(rollout.terminated, 0.0, algo._target_value(rollout.next_state))
         to_go = torch.zeros_like(ahead)
         following = ahead[-1]
@@ -140,8 +158,15 @@ def test_the_diagram_has_every_algorithm_that_can_be_seen_so(tmp_path: Path) -> 
     result = view.run(view.Options(figure=tmp_path / "view.png"))
     found = {row["name"]: (row["search_steps"], row["cloning_steps"]) for row in result["rows"]}
     assert (
-        found["sdpg"] == found["shac"] == found["sapo"] == found["dva"] == found["REINFORCE"] == found["A2C"] == (1, 1)
+        found["sdpg"]
+        == found["shac"]
+        == found["sapo"]
+        == found["dva"]
+        == found["REINFORCE"]
+        == found["A2C-like"]
+        == (1, 1)
     )
     assert found["guided policy search"][0] > 1 and found["guided policy search"][1] > 1
+    assert found["a2c"] == (1, 1) and found["ppo"] == (1, 20)
     assert "drqv2" not in found  # its trajectories are not searched: it has a Q function
     assert (tmp_path / "view.png").stat().st_size > 5000

@@ -7,7 +7,7 @@ from typing import Literal
 
 import rsl_rl  # noqa: F401  its absence is told when the options are asked for, not when a run has been built
 
-from sdpg.algos.api import Algorithm, Context, Need, Shapes
+from sdpg.algos.api import Algorithm, Context, GuidedSearch, Need, Shapes
 from sdpg.algos.networks import NetworkCfg
 from sdpg.nn.modules import Exploration
 from sdpg.ranges import rules
@@ -73,6 +73,9 @@ class PpoCfg(NetworkCfg):
         return rules(vars(self), ranges, "algo.") | {
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high
         }
+
+    def guided_search(self) -> GuidedSearch:
+        return GuidedSearch("likelihood ratios", 1, self.epochs * self.minibatches)
 
     def memory(self, shapes: Shapes) -> Need:
         t, d, a = self.horizon, shapes.state, shapes.action

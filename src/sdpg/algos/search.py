@@ -16,20 +16,23 @@ from torch import Tensor
 from sdpg.algos.returns import valid_returns
 from sdpg.algos.sdpg import Sdpg, advantage, ascent_direction, exploration_noise, squash
 from sdpg.env import BranchedEnv
+from sdpg.episodes import Episodes
 from sdpg.types import Rollout
 
 
 def search(algo: Sdpg, env: BranchedEnv, start: Mapping[str, Tensor], rollout: Rollout) -> Rollout:
     """`rollout`, with where further steps of search lead its means. The environment goes on from where it was."""
     end, mean = env.state_dict(), rollout.mean + _direction(algo, rollout)
-    listener, env.on_step = env.on_step, None  # a record of what led to a failure knows no going back
+    # Episodes that are played again do not count, and a record of what led to a failure knows no going back.
+    kept = env.on_step, env.episodes
+    env.on_step, env.episodes = None, Episodes()
     for again in range(1, algo.cfg.search_steps):
         mean, _ = algo._bounded(mean, rollout.log_std)
         env.load_state_dict(start)
         played, same = _play(algo, env, mean, rollout, again)
         mean = mean + torch.where(same[..., None], _direction(algo, played), 0.0)
     env.load_state_dict(end)
-    env.on_step = listener
+    env.on_step, env.episodes = kept
     return replace(rollout, searched=mean)
 
 

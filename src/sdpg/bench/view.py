@@ -29,7 +29,7 @@ SETTINGS = {
     # Equation 5: one perturbation, the std of the noise in the denominator, one return for the whole segment.
     "REINFORCE": Setting(1, {"denominator": "delta", "causal": False}, like=False),
     # Advantages J_t - V(s_t) of n-step returns in place of returns.
-    "A2C": Setting(1, {"denominator": "delta", "baseline": "value", "eligibility_trace": False}),
+    "A2C-like": Setting(1, {"denominator": "delta", "baseline": "value", "eligibility_trace": False}),
     # Several steps of trajectory optimisation, then several of supervised learning (Levine and Koltun, 2013).
     "guided policy search": Setting(63, {"search_steps": 4, "regression_steps": 16}),
 }
