@@ -57,16 +57,6 @@ _CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}
 _NOMINALS: Values = {"nominal_noise": 0.5, "critic_branches": 0.0, "critic_passes": 8, "critic_batch": 32}
 _PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
 CPU = robots.CPU | {
-# Noise in steps of targets adds up over a segment: 0.5 moves the Panda's hand by 9 cm, and what it learns is to hover
-# above what it should grasp. Rewards are up to 37 a step. A beginning, not the result of a search.
-_CPU_ARMS: Values = {
-    "initial_std": 0.2,
-    "output_gain": 0.1,
-    "actor_widths": (256, 128),
-    "critic_widths": (256, 128),
-    "reward_scale": 0.03,
-}
-CPU = {
     "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
         {"horizon": 16, "critic_lr": 2e-3, "target_decay": 0.2, "initial_std": 0.5, "output_gain": 0.01, "warmup": 10},
@@ -75,8 +65,6 @@ CPU = {
     "walker": Delta({"iterations": 1800}, _PAPER_CRITIC),
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
-    "allegro_cube": _CPU_HAND | Delta({}, {"initial_std": 0.2}),  # its light fingers fling the cube away at 0.5
-    "shadow_cube": _CPU_HAND,
 }
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
