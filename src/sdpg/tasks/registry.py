@@ -16,13 +16,13 @@ BUILT_IN = {
     "walker": "sdpg.tasks.walker:Walker",
     "ant": "sdpg.tasks.ant:Ant",
     "humanoid": "sdpg.tasks.humanoid:Humanoid",
+    "walker_hurdle": "sdpg.tasks.walker_hurdle:WalkerHurdle",
+    "g1_hurdle": "sdpg.tasks.g1_hurdle:G1Hurdle",
+    "go2_terrain": "sdpg.tasks.go2_terrain:Go2Terrain",
     "franka_pick": "sdpg.tasks.franka_pick:FrankaPick",
     "aloha_insertion": "sdpg.tasks.aloha_insertion:AlohaInsertion",
     "allegro_cube": "sdpg.tasks.allegro_cube:AllegroCube",
     "shadow_cube": "sdpg.tasks.shadow_cube:ShadowCube",
-    "go2_terrain": "sdpg.tasks.go2_terrain:Go2Terrain",
-    "walker_hurdle": "sdpg.tasks.walker_hurdle:WalkerHurdle",
-    "g1_hurdle": "sdpg.tasks.g1_hurdle:G1Hurdle",
 }
 
 ALIASES = {  # the paper's names, as it spells them
