@@ -30,6 +30,7 @@ class AllegroCube(InHand):
     """Joints: first, middle, ring finger and thumb, from the base to the tip of each."""
 
     action_size = 16
+    robot = "wonik_allegro"
     state_size = 124
     timestep = 0.0075
     substeps = 4

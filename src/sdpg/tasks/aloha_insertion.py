@@ -73,6 +73,11 @@ class AlohaInsertion(Task):
     """
 
     action_size = 14
+    robot = "aloha"
+    action_meaning = (
+        "steps of the targets of six joints of the left and right arm, and of both grippers, 0.02 rad or m at 1"
+    )
+    ends = "peg or socket is farther than 1 m away"
     state_size = 90
     timestep = 0.0025
     substeps = 4  # 100 Hz

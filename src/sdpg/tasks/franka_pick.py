@@ -86,6 +86,9 @@ class FrankaPick(Task):
     Cfg = FrankaPickCfg
     cfg: FrankaPickCfg
     action_size = 8
+    robot = "franka_emika_panda"
+    action_meaning = "steps of the targets of seven joints and the gripper, 0.04 rad or m at 1"
+    ends = "the object has left the table, or the hand touches the floor"
     state_size = 66
     timestep = 0.005
     substeps = 2  # 100 Hz

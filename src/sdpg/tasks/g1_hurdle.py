@@ -92,6 +92,9 @@ class G1Hurdle(HurdleTask):
     the ground from 0.8 m behind to 2 m ahead and 0.4 m to either side, turning with the robot."""
 
     action_size = 23
+    robot = "unitree_g1"
+    action_meaning = "targets of 23 joints around a stance: legs, waist, arms; PD motors follow them"
+    ends = "it is too low, too high above the ground or a hurdle, or beside the track"
     state_size = 191
     state_parts = {"proprio": 56, "scan": 135}
     timestep = 0.005

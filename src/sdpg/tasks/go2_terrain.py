@@ -15,10 +15,10 @@ from sdpg.names import Names
 from sdpg.rng import RowRng
 from sdpg.tasks import go2
 from sdpg.tasks.base import Task, TaskCfg
-from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control
+from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control, pushed
 from sdpg.tasks.terms import random_tilt, rotate, up_projection, wrap_angle, yaw_of
 from sdpg.tasks.terrain import Terrain, TerrainCfg
-from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
+from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Start, Terms
 
 FRAMES, FRAME = 20, 45  # of the history
 SCALES = {"turn": 0.25, "velocity": 2.0, "joint_velocity": 0.05}  # of numbers that are observed
@@ -57,6 +57,8 @@ WEIGHTS = {
     "dof_pos_limits": -2.0,
     "collision": -1.0,
 }
+
+DEPTH = Pipeline(crop=(0, 2, 4, 4), limit=(0.0, 2.0), width=87, height=58, resize="bicubic", depth="centred")
 
 ACTION_RADIANS = 0.5  # of a target, at action 1
 START_HEIGHT, START_PLACE, START_TILT, START_JOINTS = 0.42, 0.025, math.radians(7.5), 0.5
@@ -149,13 +151,17 @@ class Go2Terrain(Task):
     Cfg = Go2TerrainCfg
     cfg: Go2TerrainCfg
     action_size = 12
+    robot = "unitree_go2"
+    action_meaning = "targets of 12 joints around a stance, 0.5 rad at 1: FR, FL, RR, RL x hip, thigh, calf"
+    ends = "the trunk touches the ground, it tilts too far, or leaves the map"
+    randomised = RANGES
     state_size = 129
     timestep, substeps, episode_steps = 0.005, 4, 1000
     params = RANGES.params
     camera = "track"
     cameras = {
-        # None of the robot's own parts are in the depth camera's view. An image pipeline goes here: crop, 58 x 87.
-        "depth": Camera("depth", depth=True, width=106, height=60, far=2.0, stack=1, groups=(0,)),
+        # None of the robot's own parts are in the depth camera's view.
+        "depth": Camera("depth", depth=True, width=106, height=60, stack=1, groups=(0,), pipeline=DEPTH),
         "pixels": Camera("eye", stack=1, groups=(0, 3)),
     }
     inputs = {
@@ -338,6 +344,9 @@ class Go2Terrain(Task):
             "errors": memory["errors"] + errors,
             "steps": memory["steps"] + 1.0,
         }
+
+    def push(self, x: Physics, memory: Memory) -> Tensor | None:
+        return pushed(x, memory)
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         velocity = SCALES["velocity"] * _heading_velocity(x.qpos, x.qvel)

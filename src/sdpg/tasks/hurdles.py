@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.terrain import Terrain, TerrainCfg
-from sdpg.types import Camera, Encoder, Memory, Physics, Terms
+from sdpg.types import Camera, Encoder, Memory, Physics, Pipeline, Terms
 
 HURDLES = "hurdles"  # the name of the height field's geom, and the terrain's kind
 EGO = "ego"  # the name of the robot's own camera
@@ -112,6 +112,9 @@ class HurdleCfg(TaskCfg):
     """Of the hurdles' places and heights."""
 
 
+DEPTH = Pipeline(limit=(0.01, 5.0), depth="bytes")  # metres as bytes, which go through the encoder of colours
+
+
 class HurdleTask(Task):
     """What both share: the track, the camera, what is seen, and what is measured. Their state is the proprioception,
     then the height scan."""
@@ -119,7 +122,7 @@ class HurdleTask(Task):
     Cfg: ClassVar[type[TaskCfg]] = HurdleCfg
     cfg: HurdleCfg
     hurdles: ClassVar[TerrainCfg]
-    cameras = {"pixels": Camera(EGO), "depth": Camera(EGO, depth=True, far=5.0)}
+    cameras = {"pixels": Camera(EGO), "depth": Camera(EGO, depth=True, pipeline=DEPTH)}
     inputs = {"state": ("proprio", "scan"), "pixels": ("proprio", "pixels"), "depth": ("proprio", "depth")}
     state_encoders = {"proprio": Encoder(widths=(256,)), "scan": Encoder(widths=(128, 256), normalized=False)}
     encoders = {**state_encoders, "pixels": Encoder(features=256), "depth": Encoder(features=256)}

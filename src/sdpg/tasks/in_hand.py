@@ -113,6 +113,8 @@ class InHand(Task):
     Cfg = InHandCfg
     cfg: InHandCfg
     camera = "view"
+    action_meaning = "where position motors shall be, from the lower to the upper end of their ranges"
+    ends = "the cube has left the hand"
     cameras: ClassVar[Mapping[str, Camera]] = {"pixels": Camera("palm")}
     inputs: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": ("state",), "pixels": ("proprio", "pixels")}
     encoders: ClassVar[Mapping[str, Encoder]] = {

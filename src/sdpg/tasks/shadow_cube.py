@@ -33,6 +33,7 @@ class ShadowCube(InHand):
     """Joints: wrist, first, middle, ring and little finger, thumb; in the action the thumb comes after the wrist."""
 
     action_size = 20
+    robot = "shadow_hand"
     state_size = 157
     timestep = 1.0 / 120.0
     substeps = 2

@@ -33,6 +33,7 @@ class WalkerHurdle(HurdleTask, Walker):
     heights of the ground from 2 m behind to 5 m ahead."""
 
     action_size = 6
+    ends = "it is too low, too high above the ground or a hurdle, or tilts too far"
     state_size = 53
     state_parts = {"proprio": 17, "scan": 36}
     hurdles = TerrainCfg(
