@@ -11,9 +11,10 @@ from sdpg.build import compile_scene
 from sdpg.rng import RowRng
 from sdpg.tasks import terms
 from sdpg.tasks.base import Task, make_task
+from sdpg.tasks.terms import angle_of
 from sdpg.types import Physics
 
-SIZES = {  # nq, nv, nu, D
+SIZES = {  # of the suite: nq, nv, nu, D
     "cartpole": (2, 2, 1, 4),
     "hopper": (6, 6, 3, 11),
     "walker": (9, 9, 6, 17),
@@ -310,3 +311,13 @@ def test_cartpole_camera_sees_the_whole_rail():
     for x in (-1.3, 1.3):  # the cart's end at the rail's end
         assert np.abs(project(model, data, "side", np.array([x, 0.0, 0.5]))).max() < 1.0
     assert np.abs(project(model, data, "side", np.array([0.0, 0.0, 1.3]))).max() < 1.0  # tip of the upright pole
+
+
+def test_angles_are_those_of_atan2_wherever_they_lie():
+    angle = torch.linspace(-math.pi, math.pi, 1001)[1:-1]
+    x, y = 0.3 * angle.cos(), 0.3 * angle.sin()
+    assert torch.allclose(angle_of(x, y), angle, atol=1e-5)
+    axes = angle_of(torch.tensor((1.0, 0.0, -1.0, 0.0, 0.0)), torch.tensor((0.0, 1.0, 0.0, -1.0, 0.0)))
+    assert torch.allclose(axes, torch.tensor((0.0, 0.5, 1.0, -0.5, 0.0)) * math.pi)
+    same = angle_of(*(torch.full((39,), value) for value in (-0.37, 0.91)))
+    assert same.eq(same[0]).all()

@@ -16,7 +16,7 @@ from sdpg.rng import RowRng
 from sdpg.tasks import go2
 from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control, pushed
-from sdpg.tasks.terms import random_tilt, rotate, up_projection, wrap_angle, yaw_of
+from sdpg.tasks.terms import angle_of, random_tilt, rotate, up_projection, wrap_angle, yaw_of
 from sdpg.tasks.terrain import Terrain, TerrainCfg
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Start, Terms
 
@@ -438,7 +438,7 @@ def _gravity(quat: Tensor) -> Tensor:
 def _roll_pitch(quat: Tensor) -> Tensor:
     """(..., 4) -> (..., 2)"""
     w, x, y, z = quat.unbind(-1)
-    roll = torch.atan2(2.0 * (w * x + y * z), 1.0 - 2.0 * (x * x + y * y))
+    roll = angle_of(1.0 - 2.0 * (x * x + y * y), 2.0 * (w * x + y * z))
     pitch = torch.asin((2.0 * (w * y - z * x)).clamp(-1.0, 1.0))
     return torch.stack((roll, pitch), dim=-1)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.fingertips import Fingertips, multiply
-from sdpg.tasks.terms import effort
+from sdpg.tasks.terms import angle_of, effort
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
 Place = tuple[float, float, float]
@@ -62,7 +62,7 @@ def inverse(quat: Tensor) -> Tensor:
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
     """Radians in [0, pi] that lead from one orientation to the other: (..., 4), (..., 4) -> (...)."""
     relative = multiply(a, inverse(b))
-    return 2.0 * torch.atan2(relative[..., 1:].norm(dim=-1), relative[..., 0].abs())
+    return 2.0 * angle_of(relative[..., 0].abs(), relative[..., 1:].norm(dim=-1))
 
 
 def random_turn(rng: RowRng) -> Tensor:

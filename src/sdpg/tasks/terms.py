@@ -45,6 +45,13 @@ def wrap_angle(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi
 
 
+def angle_of(x: Tensor, y: Tensor) -> Tensor:
+    """Of a direction, counter-clockwise from x: atan2(y, x), which torch rounds differently at the end of a tensor, so
+    that branches would not be equal. Here it is by half the angle, whose tangent has two forms."""
+    length = (x * x + y * y).sqrt()
+    return 2.0 * torch.where(x >= 0.0, y / (length + x).clamp(min=1e-30), (length - x) / y).atan()
+
+
 def rotate(quat: Tensor, vector: Tensor) -> Tensor:
     """Body frame -> world frame: (..., 4), (..., 3) -> (..., 3)."""
     w, u = quat[..., :1], quat[..., 1:]
@@ -67,7 +74,7 @@ def forward_projection(quat: Tensor) -> Tensor:
 def yaw_of(quat: Tensor) -> Tensor:
     """Where the body's x axis points, seen from above: 0 is world +x, counter-clockwise. (..., 4) -> (...)"""
     w, x, y, z = quat.unbind(-1)
-    return torch.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    return angle_of(1.0 - 2.0 * (y * y + z * z), 2.0 * (w * z + x * y))
 
 
 def random_tilt(rng: RowRng, max_angle: float) -> Tensor:
