@@ -32,7 +32,7 @@ from sdpg.rng import RowRng
 from sdpg.tasks import Ended, Memory, Physics, Start, Terms, menagerie
 from sdpg.tasks.humanoid import upright_run
 from sdpg.tasks.hurdles import HurdleTask
-from sdpg.tasks.terms import ASSETS, START_NOISE, START_TILT, random_tilt, up_projection
+from sdpg.tasks.terms import ASSETS, START_NOISE, START_TILT, down_direction, random_tilt
 from sdpg.tasks.terrain import TerrainCfg
 
 # joint: angle at rest, what an action of 1 adds to it (rad), kp (N m / rad), kd (N m s / rad)
@@ -144,17 +144,11 @@ class G1Hurdle(HurdleTask):
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         quat = x.qpos[..., 3:7]
         proprio = torch.cat(
-            (x.qpos[..., 2:3], _gravity(quat), x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1
+            (x.qpos[..., 2:3], down_direction(quat), x.qvel[..., :6], x.qpos[..., 7:], x.qvel[..., 6:]), dim=-1
         )
         ahead, aside = (torch.linspace(*axis, device=quat.device) for axis in (SCAN_AHEAD, SCAN_ASIDE))
         scan = self.track.scan(x.qpos[..., :2], quat, torch.cartesian_prod(ahead, aside))
         return self.sources(proprio, scan)
-
-
-def _gravity(quat: Tensor) -> Tensor:
-    """Where down is in the body's frame: R^T (0, 0, -1). (..., 4) -> (..., 3)"""
-    w, x, y, z = quat.unbind(-1)
-    return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), -up_projection(quat)), dim=-1)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from sdpg.rng import RowRng
 from sdpg.tasks import go2
 from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control, pushed
-from sdpg.tasks.terms import angle_of, random_tilt, rotate, up_projection, wrap_angle, yaw_of
+from sdpg.tasks.terms import angle_of, down_direction, random_tilt, up_projection, wrap_angle, yaw_of
 from sdpg.tasks.terrain import Terrain, TerrainCfg
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Start, Terms
 
@@ -376,7 +376,7 @@ class Go2Terrain(Task):
         told = command * torch.tensor((velocity, velocity, turn), device=command.device)
         joints = go2.robot_order(qpos[..., 7:]) - torch.tensor(go2.STANCE, device=qpos.device)
         joint_velocity = SCALES["joint_velocity"] * go2.robot_order(qvel[..., 6:])
-        parts = (turn * qvel[..., 3:6], _gravity(qpos[..., 3:7]), told, joints, joint_velocity, action)
+        parts = (turn * qvel[..., 3:6], down_direction(qpos[..., 3:7]), told, joints, joint_velocity, action)
         return torch.cat(parts, dim=-1).clamp(-100.0, 100.0)
 
     def _feet(self, qpos: Tensor) -> Tensor:
@@ -427,12 +427,6 @@ def _heading_velocity(qpos: Tensor, qvel: Tensor) -> Tensor:
     yaw, (x, y, up) = yaw_of(qpos[..., 3:7]), qvel[..., :3].unbind(-1)
     cos, sin = yaw.cos(), yaw.sin()
     return torch.stack((cos * x + sin * y, cos * y - sin * x, up), dim=-1)
-
-
-def _gravity(quat: Tensor) -> Tensor:
-    """(..., 3) where down is, in the body's frame."""
-    back = torch.cat((quat[..., :1], -quat[..., 1:]), dim=-1)
-    return rotate(back, quat.new_tensor((0.0, 0.0, -1.0)).expand(*quat.shape[:-1], 3))
 
 
 def _roll_pitch(quat: Tensor) -> Tensor:

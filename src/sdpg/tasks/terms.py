@@ -59,6 +59,12 @@ def rotate(quat: Tensor, vector: Tensor) -> Tensor:
     return vector + w * twice + torch.linalg.cross(u, twice)
 
 
+def down_direction(quat: Tensor) -> Tensor:
+    """Where down is in the body's frame: R^T (0, 0, -1). (..., 4) -> (..., 3)"""
+    w, x, y, z = quat.unbind(-1)
+    return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), -up_projection(quat)), dim=-1)
+
+
 def up_projection(quat: Tensor) -> Tensor:
     """(R e_z) . e_z: 1 upright, 0 lying, -1 upside down, whatever the yaw. (..., 4) -> (...)"""
     _, x, y, _ = quat.unbind(-1)
