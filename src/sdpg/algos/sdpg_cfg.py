@@ -168,7 +168,7 @@ class SdpgCfg(AlgoCfg):
         actor, critic = self._multiply_adds(shapes)
         # Of every drawn batch a rank has its share, in passes of at most `actor_chunk`.
         drawn = max(1, int(t * n * ranks * self.regression_fraction)) / ranks
-        samples = t * n * shapes.branches
+        samples = t * n * (shapes.branches if self.critic_branches else 1)  # that the critic learns from
         steps = self.critic_passes * math.ceil(samples * ranks / self.critic_batch)
         passes = self.regression_steps * math.ceil(drawn / self.actor_chunk)
         return {
