@@ -8,7 +8,7 @@ from sdpg.presets.delta import Delta
 _NOT_ITS_OWN = ("epochs", "minibatches", "desired_kl")
 # Each sample is used once: shorter segments, and more of them.
 _CPU = Delta({"iterations": 4000})
-CPU = {"cartpole": Delta({"iterations": 1500})}
+CPU = {"cartpole": Delta({"iterations": 600}, {"lr": 3e-3})}
 
 
 def delta(task: str, preset: str, obs: str) -> Delta:
