@@ -493,3 +493,13 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m sdpg tasks --json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=subprocess_env(), capture_output=True, text=True, cwd=tmp_path)
     assert "Traceback" not in done.stderr
+
+
+def test_slow_preparations_are_counted_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, words in ((False, ""), (True, "\rlevels: 1 of 2\r\033[K")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        cli._tell("levels", 1, 2)
+        cli._tell("levels", 2, 2)
+        assert capsys.readouterr().err == words

@@ -338,7 +338,7 @@ def test_a_scene_that_raster_cannot_draw_goes_to_warp_by_itself() -> None:
     assert choose(flat, [view]) == ("warp", "camera 'front' is orthographic")
     with pytest.raises(SdpgError, match="camera 'front' is orthographic; take the renderer 'warp'"):
         make_renderer(flat, 1, [view], kind="raster")
-    soft = scene(FLEX)
+    soft = scene(FLEX + '<geom size=".2" pos="0 0 .5"/>')
     assert choose(soft, [view]) == ("warp", "the scene has flexible bodies")
     renderer = make_renderer(soft, 1, [view])
     assert renderer.kind == "warp" and torch.isfinite(depth_of(renderer.render(still(soft))["front"])).any()

@@ -185,9 +185,12 @@ def _aloha() -> RobotScene:
     for key in list(spec.keys):
         spec.delete(key)
     spec.worldbody.add_camera(name="table", pos=[0, -0.377167, 0.0316055], quat=[0.672659, 0.739953, 0, 0], fovy=80)
+    cases = [geom for geom in spec.geoms if geom.meshname == "d405_solid" and not (geom.contype or geom.conaffinity)]
+    for case in cases:  # of cameras: they would hide everything from these
+        spec.delete(case)
     for side in ("left", "right"):
-        spec.body(f"{side}/gripper_base").add_camera(
-            name=f"wrist_{side}", pos=[0.0254 - 0.06, 0, 0.08247], quat=_looking([0.90631, 0, -0.42261]), fovy=60
+        spec.body(f"{side}/gripper_link").add_camera(
+            name=f"wrist_{side}", pos=[0.0254, 0, 0.08247], quat=_looking([0.90631, 0, -0.42261]), fovy=60
         )
     for name, place, half, rgba in (
         ("peg", [0.136459, 0, 0.0157945], [0.048, 0.015, 0.015], [1, 0, 0, 1]),

@@ -1,4 +1,4 @@
-"""Scenes on a CPU: our own rasteriser, 10 to 60 times faster than tracing rays through a tree.
+"""Scenes on a CPU: our own rasteriser, 9 to 50 times faster than tracing rays through a tree.
 
 Poses come from the engine (a small batch of worlds without contacts and constraints). `cover` finds the nearest
 primitive of each pixel: per geom only the pixels of its screen bounds, each with the exact intersection of its ray.
