@@ -12,9 +12,8 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from helpers.images import CHECKER, KINDS, SKY, SUN, depth_of, picture, rgb_of, scene, still
+from helpers.images import CHECKER, KINDS, SKY, SUN, depth_of, picture, require_alike, rgb_of, scene, still
 from helpers.robot_scenes import FACES, SCENES, robot_scene
-from test_renderers_agree import compare
 
 from sdpg.bench.render import agreement
 from sdpg.render import mesh_cache, progress
@@ -145,7 +144,7 @@ def test_textures_on_all_kinds_of_shapes(uniform: str) -> None:
     model = scene(
         world, SKY + CHECKED.format(uniform) + WEDGE + HILLS, light=SUN + '<light type="point" pos="1 -2 1"/>'
     )
-    compare(model, View("front", 120, 100, depth=True))
+    require_alike(model, View("front", 120, 100, depth=True))
 
 
 @pytest.mark.parametrize("place", ["0 -3 -.2", "0 -3 .3", ".3 -2.9 0", "0 -2.6 .05"])
@@ -153,7 +152,7 @@ def test_triangles_that_reach_behind_the_camera(place: str) -> None:
     """The camera stands on, over or in a mesh and over a field: faces are cut by its plane, and backs are not seen."""
     world = f'<geom type="mesh" mesh="wedge" pos="{place}" euler="10 20 130"/>'
     world += '<geom type="hfield" hfield="hills" pos="0 -2.5 -.6"/><geom type="mesh" mesh="ball" pos="0 -3 0"/>'
-    compare(scene(world, SKY + WEDGE + HILLS + ball()), View("front", 80, 60, depth=True))
+    require_alike(scene(world, SKY + WEDGE + HILLS + ball()), View("front", 80, 60, depth=True))
 
 
 def test_a_cube_map_has_a_picture_for_each_face() -> None:
@@ -194,7 +193,7 @@ def test_height_fields_by_hand() -> None:
     depth = depth_of(picture(model, "raster", View("front", 20, 20, depth=True)))[0]
     torch.testing.assert_close(depth[:, :3], torch.full((20, 3), 1.5))  # 0.62 m from the middle to the edge
     assert depth[0, -1] == pytest.approx(1.1)
-    compare(model, View("front", 40, 40, depth=True))
+    require_alike(model, View("front", 40, 40, depth=True))
 
 
 DEGENERATE = {
@@ -222,7 +221,7 @@ def test_degenerate_meshes(kind: str) -> None:
     depth = depth_of(picture(model, "raster", view))
     assert not torch.isnan(depth).any() and (depth > 0).all()
     if kind != "huge":
-        compare(model, view)
+        require_alike(model, view)
 
 
 def test_pictures_of_one_pixel_and_cameras_anywhere() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdpg.build import compile_scene, make_env
 from sdpg.render.api import Image, View
-from sdpg.render.choose import Kind, make_renderer
+from sdpg.render.choose import Kind, choose, make_renderer
 from sdpg.tasks.base import make_task
 
 KINDS: tuple[Kind, ...] = ("raster", "warp")
@@ -67,3 +67,19 @@ def states(name: str, num: int, seed: int = 0) -> Tensor:
             env.restart(env.step(2 * torch.rand(20, 1, env.task.action_size, generator=generator) - 1))
         found.append(env.physics().qpos[:, 0].clone())
     return torch.cat(found)[:num]
+
+
+def require_alike(model: mujoco.MjModel, view: View | None = None, qpos: Tensor | None = None) -> None:
+    """Both renderers draw nearly every pixel the same."""
+    view = view or View("front", 60, 50, depth=True)
+    a, b = (picture(model, kind, view, qpos) for kind in KINDS)
+    assert choose(model, [view])[0] == "raster"
+    known = torch.isfinite(depth_of(b))
+    edges = (torch.isfinite(depth_of(a)) != known).float().mean()
+    assert edges < 0.002
+    known &= torch.isfinite(depth_of(a))
+    if known.any():
+        off = ((depth_of(a) - depth_of(b)).abs() / depth_of(b))[known]
+        assert (off < 1e-3).float().mean() > 0.995
+    different = ((rgb_of(a).int() - rgb_of(b).int()).abs() > 2).any(dim=1).float().mean()
+    assert different < 0.005
