@@ -46,9 +46,9 @@ class Options:
     """A name that `sdpg tasks` lists, or module:Class."""
     num_nominal: int = 64
     """Images of one call."""
-    width: int = 0
-    """Pixels; 0: as the task has it."""
-    height: int = 0
+    width: int | None = None
+    """Pixels; not given: as the task has it."""
+    height: int | None = None
     depth: bool = False
     """Depth besides colour."""
     repeats: int = 7
