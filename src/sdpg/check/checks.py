@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -384,11 +385,11 @@ def _global_generators() -> tuple[bytes, str, object]:
 
 
 def _fresh(task: Task) -> Task:
-    """Another instance; the same one if its class takes arguments."""
-    try:
-        return type(task)()
-    except TypeError:
-        return task
+    """Another instance with the same options; the same one if its class takes other arguments."""
+    for given in ((task.cfg,), ()):
+        with suppress(TypeError):
+            return type(task)(*given)
+    return task
 
 
 def _attributes(task: Task) -> dict[str, Any]:

@@ -91,7 +91,9 @@ def legs(joints: Tensor) -> Tensor:
     hip, thigh, calf = joints.unflatten(-1, (4, 3))[..., None].unbind(-2)  # (..., 4, 1) each
     device = joints.device
     down = torch.linspace(*_THIGH_SHAPE[0], _THIGH_POINTS, device=device)
-    low = torch.cat((torch.linspace(*_CALF_SHAPE[0], _CALF_POINTS, device=device), torch.tensor((_LINK,), device=device)))
+    low = torch.cat(
+        (torch.linspace(*_CALF_SHAPE[0], _CALF_POINTS, device=device), torch.tensor((_LINK,), device=device))
+    )
     ahead = down.new_tensor((*[_CALF_FORWARD] * _CALF_POINTS, _FOOT_FORWARD))
     sin, cos, sin_calf, cos_calf = thigh.sin(), thigh.cos(), (thigh + calf).sin(), (thigh + calf).cos()
     # In the leg's plane: forward, up.

@@ -204,6 +204,7 @@ class Go2Terrain(Task):
 
     def scene(self) -> mujoco.MjSpec:
         spec = go2.scene()
+        spec.stat.extent, spec.visual.map.zfar = 1.0, 10.0  # metres that are drawn: the map is 120 m wide
         geom = self.ground.add_to(spec)
         geom.contype, geom.conaffinity, geom.rgba = 0, 1, [0.55, 0.52, 0.48, 1.0]
         spec.worldbody.add_light(
