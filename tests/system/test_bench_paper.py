@@ -23,7 +23,8 @@ from sdpg.bench import paper, paper_runs
 from sdpg.errors import SdpgError
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WORDS = "bench paper --budget 2 --tasks cartpole --seeds 2 --threads 1 --json --out".split()
+# Fewer episodes than a benchmark has: evaluation would take most of the time.
+WORDS = "bench paper --budget 2 --tasks cartpole --seeds 2 --episodes 4 --threads 1 --json --out".split()
 
 
 def _bench(folder: Path) -> tuple[dict, str]:
@@ -33,21 +34,28 @@ def _bench(folder: Path) -> tuple[dict, str]:
     return json.loads(done.stdout), done.stderr
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict, str]:
-    folder = tmp_path_factory.mktemp("paper")
-    return folder, *_bench(folder)
-
-
 def _rivals() -> set[tuple[str, str]]:
     return {(obs, name) for obs, names in paper_runs.RIVALS.items() for name in names if name in ALGORITHMS.targets()}
 
 
 @pytest.mark.slow
-def test_every_rival_is_on_the_page(made: tuple[Path, dict, str]) -> None:
-    folder, result, said = made
+def test_the_papers_evaluation_by_one_command(tmp_path: Path) -> None:
+    folder = tmp_path / "paper"
+    result, said = _bench(folder)
     assert result["failed"] == [] and result["runs"] == 2 * len(_rivals())
     assert f"1 of {result['runs']}: cartpole from state, sdpg, seed 10" in said
+    _every_rival_is_told(folder)
+    _page_needs_nothing_else(folder / "index.html")
+    # What is there is taken.
+    logs = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")}
+    again, _ = _bench(folder)
+    assert again["returns"] == result["returns"]
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")} == logs
+    if CHROMIUM is not None:
+        _opens_in_a_browser(folder / "index.html", tmp_path)
+
+
+def _every_rival_is_told(folder: Path) -> None:
     with (folder / "tables" / "final.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["sees"], row["algorithm"]) for row in rows} == _rivals()
@@ -58,9 +66,8 @@ def test_every_rival_is_on_the_page(made: tuple[Path, dict, str]) -> None:
         assert all(0.1 < float(row["peak here, GB"]) < 20.0 for row in csv.DictReader(file))
 
 
-@pytest.mark.slow
-def test_the_page_needs_nothing_else(made: tuple[Path, dict, str]) -> None:
-    text = (made[0] / "index.html").read_text()
+def _page_needs_nothing_else(page: Path) -> None:
+    text = page.read_text()
     assert not re.search(r'(src|href)="(?!data:)', text)
     tags: list[str] = []
     reader = HTMLParser()
@@ -72,22 +79,10 @@ def test_the_page_needs_nothing_else(made: tuple[Path, dict, str]) -> None:
         assert np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("L")).std() > 5
 
 
-@pytest.mark.slow
-def test_what_is_there_is_taken(made: tuple[Path, dict, str]) -> None:
-    folder, result, _ = made
-    logs = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")}
-    again, _ = _bench(folder)
-    assert again["returns"] == result["returns"]
-    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("metrics.jsonl")} == logs
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_a_browser_opens_it(made: tuple[Path, dict, str], tmp_path: Path) -> None:
-    shot = tmp_path / "page.png"
-    flags = f"--headless=new --no-sandbox --disable-gpu --user-data-dir={tmp_path} --window-size=1200,3000"
-    page = (made[0] / "index.html").as_uri()
-    subprocess.run([str(CHROMIUM), *flags.split(), f"--screenshot={shot}", page], check=True, timeout=120)
+def _opens_in_a_browser(page: Path, folder: Path) -> None:
+    shot = folder / "page.png"
+    flags = f"--headless=new --no-sandbox --disable-gpu --user-data-dir={folder / 'profile'} --window-size=1200,3000"
+    subprocess.run([str(CHROMIUM), *flags.split(), f"--screenshot={shot}", page.as_uri()], check=True, timeout=120)
     assert np.asarray(Image.open(shot).convert("L")).std() > 10
 
 
