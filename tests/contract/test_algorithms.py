@@ -39,7 +39,15 @@ SMALL: dict[str, dict[str, object]] = {
     "ppo": {"horizon": 6, "epochs": 2, "minibatches": 2},
     "a2c": {"horizon": 6},
     "dagger": {"steps": 6, "buffer": 200, "seed_steps": 24, "max_updates": 3, "min_updates": 1, "batch": 4},
-    "dreamer": {"steps": 6, "buffer": 200, "seed_steps": 24, "batch": 2, "length": 4, "train_ratio": 0.5, "imagination": 2},
+    "dreamer": {
+        "steps": 6,
+        "buffer": 200,
+        "seed_steps": 24,
+        "batch": 2,
+        "length": 4,
+        "train_ratio": 0.5,
+        "imagination": 2,
+    },
 }
 
 

@@ -71,27 +71,31 @@ def test_time_outs_and_terminations_are_remembered_apart() -> None:
     assert not torch.equal(buffer._image[2, 1], buffer._image[3, 1])
 
 
-def test_what_acted_is_what_the_losses_see(env: BranchedEnv) -> None:
-    """Beliefs of a sequence from its first step are those that the policy had in the same states."""
+def test_what_acts_is_what_the_losses_see(env: BranchedEnv) -> None:
+    """From each latent state of a replayed sequence, with the action that was taken, the policy comes to the belief
+    that the losses have of the next step; it begins as they do."""
     algo = made(env)
-    networks = algo.networks
-    actions = torch.rand(4, 3, 1, generator=torch.Generator().manual_seed(0))
-    images = torch.randint(0, 256, (5, 3, 3, 64, 64), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    policy, carry = algo.policy(), algo.policy().carry(3)
-    with torch.no_grad():
+    algo.collect(env)
+    batch = algo.buffer.draw(3, 5, torch.Generator().manual_seed(0))
+    with seeded(0, algo.device), torch.no_grad():
+        _, seen = algo.loss.model_loss(as_tensordict(batch, algo.networks))
+        states, beliefs = seen["next", "state"], seen["next", "belief"]
+        carry = algo.networks.start(3)
         for t in range(5):
-            sources = {"pixels": torch.cat((torch.zeros_like(images[t]).repeat(1, 2, 1, 1), images[t]), dim=1)}
-            mean, carry = policy(sources, carry)
-            assert (mean.abs() < 1).all() and torch.equal(carry["action"], mean)
-            again, _ = policy(sources, policy.carry(3))
-            assert t == 0 or not torch.equal(again, mean)  # it depends on what was seen before
-            if t < 4:
-                carry["action"] = actions[t]
-        # The belief of step 1 depends on the state drawn at step 0; without a choice there, it is known.
-        expected = networks.prior.rnn(*(networks.start(3)[name] for name in ("state", "belief", "action")))
-        state, belief = networks.look(images[0], networks.start(3))
-    assert torch.equal(belief, expected)
-    assert state.view(3, 32, -1).sum(-1).eq(1).all()
+            _, belief = algo.networks.look(batch.image[:, t], carry)
+            torch.testing.assert_close(belief, beliefs[:, t])
+            carry = {"state": states[:, t], "belief": beliefs[:, t], "action": batch.action[:, min(t + 1, 4)]}
+
+
+def test_the_policy_remembers(env: BranchedEnv) -> None:
+    policy, sources = made(env).policy(), env.observe().sources
+    with torch.no_grad():
+        action, carry = policy(sources, policy.carry(3))
+        again, _ = policy(sources, carry)
+        afresh, _ = policy(sources, policy.carry(3))
+    assert (action.abs() < 1).all() and torch.equal(carry["action"], action)
+    assert carry["state"].view(3, 32, -1).sum(-1).eq(1).all()
+    assert torch.equal(action, afresh) and not torch.equal(action, again)
 
 
 def test_an_update_moves_every_network_and_the_slow_critic_follows(env: BranchedEnv) -> None:
@@ -141,7 +145,7 @@ def test_a_resume_has_the_networks_the_moments_and_the_slow_critic(env: Branched
     algo, other = made(env), made(env, CFG)
     for _ in range(2):
         metrics = algo.update(algo.collect(env))
-    assert metrics["Train/updates"] == 6.0 and metrics["Loss/model_skipped"] == 0.0
+    assert metrics["Train/updates"] == 6.0 and metrics["Loss/skipped"] == 0.0
     other.load_state_dict(algo.state_dict())
     assert other.made == 36 and other.optimizer.param_groups[0]["step"] == algo.optimizer.param_groups[0]["step"] > 0
     for mine, theirs in zip(algo.optimizer.state.values(), other.optimizer.state.values(), strict=True):

@@ -83,7 +83,9 @@ class Dreamer(NetworkAlgorithm):
         seen = {name: view for name, view in env.observe().sources.items() if name in context.sources}
         for name, view in seen.items():
             if view.dtype != torch.uint8 or view.dim() != 4:
-                raise SdpgError(f"dreamer learns from colour images alone, and '{name}' is something else: --obs pixels")
+                raise SdpgError(
+                    f"dreamer learns from colour images alone, and '{name}' is something else: --obs pixels"
+                )
         self.channels = {name: view.shape[1] // env.task.cameras[name].stack for name, view in seen.items()}
         self.made = 0  # steps of the run, over all worlds
         with seeded(seed, torch.device("cpu")):  # networks are the same on every device
@@ -91,9 +93,7 @@ class Dreamer(NetworkAlgorithm):
         self.networks.to(self.device)
         self.loss = make_loss(self.networks, cfg)
         self.slow_critic = SoftUpdate(self.loss.value_loss, tau=cfg.target_rate)
-        self.optimizer = DreamerV3Optimizer(
-            self.networks.parameters(), lr=cfg.lr, agc=cfg.agc, warmup_steps=cfg.warmup
-        )
+        self.optimizer = DreamerV3Optimizer(self.networks.parameters(), lr=cfg.lr, agc=cfg.agc, warmup_steps=cfg.warmup)
         self.modules = {"networks": self.networks, "return_range": self.loss.actor_loss.retnorm}
         self.optimizers = {"optimizer": self.optimizer}
         self._num, self._action_size = env.num_nominal, env.task.action_size
@@ -179,9 +179,7 @@ class Dreamer(NetworkAlgorithm):
             return
         image = newest_frames({name: env.observe().sources[name][rows] for name in self.channels}, self.channels)
         flag = torch.ones_like(rows, dtype=torch.bool)
-        self.buffer.add(
-            rows, image, self._carry["action"][rows], step.reward[rows, 0], ~flag, flag, terminated[rows]
-        )
+        self.buffer.add(rows, image, self._carry["action"][rows], step.reward[rows, 0], ~flag, flag, terminated[rows])
 
     # -- learning
 
@@ -201,8 +199,8 @@ class Dreamer(NetworkAlgorithm):
         norms = [norm for _, norm in made]
         self.iteration += 1
         return dict(zip(METRICS.values(), values, strict=True)) | {
-            "Loss/model_grad_norm": sum(norms) / len(norms) if norms else math.nan,
-            "Loss/model_skipped": float(sum(not math.isfinite(norm) for norm in norms)),
+            "Loss/grad_norm": sum(norms) / len(norms) if norms else math.nan,
+            "Loss/skipped": float(sum(not math.isfinite(norm) for norm in norms)),
             "Train/updates": float(count),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ LATENTS = 32  # categorical variables of a latent state
 BINS = 255  # of rewards and values
 STAGES = (2, 3, 4, 4)  # channels of the encoder's convolutions, each of which halves the image; in units of `depth`
 KERNEL, BLOCKS = 5, 8  # width of convolutions, groups of the recurrent core
+_LIBRARY = 70 * 2**20  # that torchrl takes, which is imported after memory is planned; measured
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Widths:
     def features(self) -> int:
         """What heads see: the latent state and the belief."""
         return self.state + self.belief
+
+    @property
+    def core_input(self) -> int:
+        """Numbers that go into the core: every block gets its part of the belief, and all of three projections."""
+        return self.belief + BLOCKS * 3 * self.hidden
 
 
 SIZES = {
@@ -122,6 +129,7 @@ class DreamerCfg(AlgoCfg):
         channels = sum(image.frame_channels for image in shapes.images)
         frame, samples = channels * IMAGE**2, self.batch * self.length
         fixed = {
+            "torchrl": _LIBRARY,
             "replay buffer": self.buffer * (frame + 4 * shapes.action + 7),  # and reward, three flags
             # Weights, gradients, two moments, as many again in passing when a step is taken or a checkpoint written.
             "networks": 4 * 8 * self._parameters(channels, shapes.action),
@@ -132,11 +140,10 @@ class DreamerCfg(AlgoCfg):
     def _parameters(self, channels: int, actions: int) -> int:
         w = self.widths
         maps = [channels, *(w.depth * stage for stage in STAGES)]
-        convolutions = 2 * KERNEL**2 * sum(a * b for a, b in zip(maps, maps[1:], strict=False))
+        convolutions = 2 * KERNEL**2 * sum(a * b for a, b in itertools.pairwise(maps))
         smallest = maps[-1] * (IMAGE // 2 ** len(STAGES)) ** 2
         projection = w.features * smallest // BLOCKS
-        core_input = w.belief + BLOCKS * 3 * w.hidden
-        core = (w.state + w.belief + actions) * w.hidden + w.belief * (core_input + 3 * w.belief) // BLOCKS
+        core = (w.state + w.belief + actions) * w.hidden + w.belief * (w.core_input + 3 * w.belief) // BLOCKS
         prior = w.hidden * (w.belief + w.hidden + w.state)
         posterior = w.hidden * (w.belief + smallest + w.state)
         heads = w.features * w.hidden * 5 + w.hidden**2 * 6 + w.hidden * (3 * BINS + 2 * actions)  # critic twice
@@ -148,10 +155,11 @@ class DreamerCfg(AlgoCfg):
         pixels = sum(w.depth * stage * (IMAGE // 2 ** (i + 1)) ** 2 for i, stage in enumerate(STAGES))
         # Outputs of encoder and decoder with what norms and activations keep of them; image, target, error.
         images = 4 * 2 * 4 * pixels + 4 * 5 * frame
-        recurrence = 4 * (12 * w.belief + 8 * w.state + 12 * w.hidden)
-        # Imagined states; the heads' outputs, and bins of critic, its slow copy and reward.
-        imagined = 4 * self.imagination * (4 * w.features + 24 * w.hidden + 10 * BINS)
-        return images + recurrence + imagined
+        step = w.core_input + 10 * w.belief + 6 * w.state + 12 * w.hidden  # of the core, with its gates, and the prior
+        # An imagined step keeps all that, too: torchrl's graph goes through it, though no gradient does. Then states as
+        # heads see them, what heads put out, and bins of critic, its slow copy and reward.
+        imagined = step + 4 * w.features + 12 * w.hidden + 10 * BINS
+        return images + 4 * step + 4 * self.imagination * imagined
 
     def build(self, context: Context) -> Algorithm:
         from sdpg.algos.dreamer import Dreamer

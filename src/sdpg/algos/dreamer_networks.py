@@ -118,7 +118,7 @@ class DreamerNetworks(nn.Module):
         return state, belief
 
 
-def _module(module: nn.Module, inputs: list, outputs: list) -> TensorDictModule:  # type: ignore[type-arg]
+def _module(module: nn.Module, inputs: list, outputs: list) -> TensorDictModule:
     return TensorDictModule(module, in_keys=inputs, out_keys=outputs)
 
 
