@@ -54,7 +54,7 @@ def test_bytes_are_scaled_when_acting_and_when_learning(env: BranchedEnv) -> Non
 
 
 def test_time_outs_and_terminations_are_remembered_apart() -> None:
-    """Cartpole's episodes end by time alone; the clock is set near the end."""
+    """Row 1's time is nearly up; then row 2 is said to have terminated, and row 0 to have failed beside row 1."""
     env = make_env("cartpole", 3, 0, seed=0, threads=1, obs="pixels")
     algo = made(env)
     env._clock[1] = env.task.episode_steps - 2  # its second step is its last
@@ -69,6 +69,14 @@ def test_time_outs_and_terminations_are_remembered_apart() -> None:
     assert (buffer._action[3, 1] == 0).all() and buffer._reward[3, 1] == 0  # nothing led to the beginning
     assert (buffer._action[2, 1] != 0).all() and buffer._reward[2, 1] != 0  # the last action and its reward are there
     assert not torch.equal(buffer._image[2, 1], buffer._image[3, 1])
+    step = env.step(torch.zeros(3, 1, 1))
+    ended = torch.tensor([False, False, True])[:, None]
+    algo._remember_ends(env, replace(step, terminated=ended))
+    assert buffer._written.tolist() == [6, 7, 7] and buffer._flags[6, 2].tolist() == [False, True, True]
+    failed = torch.tensor([True, False, False])[:, None]
+    algo._remember_ends(env, replace(step, terminated=failed, failed=failed, truncated=~failed & ~ended))
+    assert buffer._written.tolist() == [6, 7, 7]  # nothing can be drawn: what is there is the last that is known
+    assert buffer._flags[5, 0].tolist() == buffer._flags[6, 1].tolist() == [False, True, False]
 
 
 def test_what_acts_is_what_the_losses_see(env: BranchedEnv) -> None:
