@@ -32,13 +32,22 @@ from sdpg.watch.film import frames
 from sdpg.watch.player import open_run
 
 NAME = "random_search"
-OBS = {"drqv2": "pixels", "dva": "pixels"}  # of algorithms that are made for them
+OBS = {"drqv2": "pixels", "dva": "pixels", "dreamer": "pixels"}  # of algorithms that are made for them
 SMALL: dict[str, dict[str, object]] = {
     "drqv2": {"steps": 6, "buffer": 200, "batch": 4, "hidden": 8, "seed_steps": 24, "random_steps": 20},
     "dva": {"horizon": 6, "encoder": "small"},
     "ppo": {"horizon": 6, "epochs": 2, "minibatches": 2},
     "a2c": {"horizon": 6},
     "dagger": {"steps": 6, "buffer": 200, "seed_steps": 24, "max_updates": 3, "min_updates": 1, "batch": 4},
+    "dreamer": {
+        "steps": 6,
+        "buffer": 200,
+        "seed_steps": 24,
+        "batch": 2,
+        "length": 4,
+        "train_ratio": 0.5,
+        "imagination": 2,
+    },
 }
 
 

@@ -33,7 +33,10 @@ def test_names(tmp_path: Path) -> None:
     for name, few in rivals.items():
         cfg = replace(resolve("cartpole", algorithm=name), num_nominal=2, iterations=1, threads=1)
         train(replace(cfg, algo=replace(cfg.algo, **few)), tmp_path / name)  # type: ignore[arg-type]
-    written = set().union(*(row for run in ("run", "drqv2", *rivals) for row in log.read(tmp_path / run)))
+    small = {"steps": 4, "buffer": 200, "seed_steps": 0, "size": "1m", "batch": 2, "length": 2, "imagination": 2}
+    pixels = replace(resolve("cartpole", obs="pixels", algorithm="dreamer"), num_nominal=2, iterations=1, threads=1)
+    train(replace(pixels, algo=replace(pixels.algo, **small)), tmp_path / "dreamer")  # type: ignore[arg-type]
+    written = set().union(*(row for run in ("run", "drqv2", "dreamer", *rivals) for row in log.read(tmp_path / run)))
     general = {re.sub(r"^Episode_Reward/.*", "Episode_Reward/<term>", name) for name in written}
     general = {re.sub(r"^Episode/.*", "Episode/<measure>", name) for name in general}
     documented = _documented()

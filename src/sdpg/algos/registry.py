@@ -18,6 +18,7 @@ ALGORITHMS = Plugins(
         "ppo": "sdpg.algos.ppo_cfg:PpoCfg",
         "a2c": "sdpg.algos.ppo_cfg:A2cCfg",
         "dagger": "sdpg.algos.dagger_cfg:DaggerCfg",
+        "dreamer": "sdpg.algos.dreamer_cfg:DreamerCfg",
     },
 )
 
