@@ -55,11 +55,14 @@ def found(folder: Path, capsys: Capture) -> list[str]:
 
 def test_a_run_is_exported_again_and_looked_over(run: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "policy"
-    for _ in range(2):  # an earlier export is replaced
+    for again in (False, True):  # an earlier export is replaced, and what else is there stays
         assert main(["export", str(run), "--out", str(out), "--observations", "3", "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["folder"] == str(out) and facts["largest_difference"]["actions"] < 1e-5
-    assert sorted(path.name for path in out.iterdir()) == sorted((POLICY, CONTRACT, RECORD, PARITY, MANIFEST))
+        there = {path.name for path in out.iterdir()}
+        assert there == {POLICY, CONTRACT, RECORD, PARITY, MANIFEST} | ({"notes"} if again else set())
+        (out / "notes").write_text("mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy"]
     assert main(["export", "--check", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: all is well\n"
     contract = json.loads((out / CONTRACT).read_text())

@@ -21,7 +21,8 @@ MOST_OBSERVATIONS = 100_000
 def problems(folder: Path | str) -> list[str]:
     """One line for each; none if all is well."""
     folder = Path(folder)
-    required("onnx"), required("onnxruntime")
+    for package in ("onnx", "onnxruntime"):
+        required(package)
     if not folder.is_dir():
         raise SdpgError(f"no folder '{folder}'; give one that `sdpg export` wrote")
     files, found = _verified(folder)

@@ -49,7 +49,8 @@ def export(
     progress: Progress = iter,
 ) -> dict[str, Any]:
     """Write a run's policy to `out`, or to RUN/export. A `task` that is not registered by name must be given."""
-    required("onnx"), required("onnxruntime")  # before anything that takes time
+    for package in ("onnx", "onnxruntime"):  # before anything that takes time
+        required(package)
     folder = checkpoint.find(Path(run), which)
     target = Path(run) / "export" if out is None else Path(out)
     _require_free(target)
@@ -125,18 +126,19 @@ def _require_free(target: Path) -> None:
 
 
 def _write(target: Path, files: Mapping[str, bytes]) -> None:
-    """Whole or not at all: written beside, then put in place."""
+    """Written beside, then put in place. Of an earlier export every file is replaced, the manifest last: one that was
+    interrupted does not pass a check. Whatever else is there stays."""
     beside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
         for name, data in files.items():
             (beside / name).write_bytes(data)
-        if target.exists():
-            for name in files:
-                (target / name).unlink(missing_ok=True)
-            target.rmdir()
-        os.replace(beside, target)
+        if not target.exists():
+            os.replace(beside, target)
+            return
+        for name in sorted(files, key=MANIFEST.__eq__):
+            os.replace(beside / name, target / name)
     except OSError as error:
         raise SdpgError(f"can't write '{target}': {error.strerror or error}; give another --out") from error
     finally:
