@@ -11,7 +11,7 @@ JOBS ?= 2
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,ppo,dreamer]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,ppo,dreamer,export]'
 	touch $@
 
 demo: $(STAMP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -131,6 +132,41 @@ class Encoder:
     widths: tuple[int, ...] | None = None  # vectors: of an MLP; none: passed through
     normalized: bool = True  # vectors: by running mean and variance, and clipped
     features: int | None = None  # images: how many they are encoded into
+
+
+@dataclass(frozen=True)
+class ObservedTerm:
+    """A named part of a vector that is observed, as a robot has to provide it: scale * (what is measured - offset)."""
+
+    name: str
+    size: int
+    unit: str = ""  # of what is measured
+    about: str = ""  # what it is, and in which frame
+    order: tuple[str, ...] = ()  # the joints or axes of its numbers
+    scale: float | tuple[float, ...] = 1.0
+    offset: float | tuple[float, ...] = 0.0
+    command: bool = False  # told by somebody, not measured
+
+
+@dataclass(frozen=True)
+class VectorLayout:
+    """What the numbers of a vector source are: frames of terms, one after the other, the oldest frame first."""
+
+    terms: tuple[ObservedTerm, ...]
+    history: int = 1  # frames, one for each control step
+    begins: Literal["first", "zeros"] = "first"  # what a history is filled with when an episode begins
+    clip: tuple[float, float] | None = None  # of every number, after its scale
+    latency: int = 0  # control steps by which the newest frame is late
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """What an action asks of the actuators: target = offset + scale * action."""
+
+    unit: str
+    order: tuple[str, ...]  # names of the actuators
+    scale: float | tuple[float, ...]
+    offset: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from helpers.runs import tiny
 from sdpg import evaluate, machine, ranges, train
 from sdpg.algos.drqv2_cfg import DrqV2Cfg
 from sdpg.algos.sdpg import SdpgCfg
-from sdpg.cli import examining, main, training, watching
+from sdpg.cli import deploying, examining, main, training, watching
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
 from sdpg.report import compare
@@ -55,7 +55,7 @@ def refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def _all_options() -> Iterator[type[Any]]:
     yield from (TrainCfg, SdpgCfg, DrqV2Cfg, compare.Options, listing.Options)
-    for verbs in (training, examining, watching):
+    for verbs in (training, examining, watching, deploying):
         yield from (kind for kind in vars(verbs).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type))
     for bench in examining.BENCHES:
         yield importlib.import_module(f"sdpg.bench.{bench}").Options

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from sdpg import __version__
+from sdpg.cli.deploying import export
 from sdpg.cli.examining import bench, check, doctor
 from sdpg.cli.parse import Argv, Help, positional, wants_help
 from sdpg.cli.training import evaluate, tasks, train
@@ -26,6 +27,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "replay": (replay, "play a world that failed again: sdpg replay RUN/bad/DUMP --video out.mp4"),
     "runs": (runs, "list runs and their state: sdpg runs"),
     "compare": (compare, "curves of runs in one figure and one page: sdpg compare RUN RUN ..."),
+    "export": (export, "a policy as ONNX with its contract: sdpg export RUN"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench (its --help lists what)"),
     "doctor": (doctor, "what this machine has and whether all works"),

@@ -8,11 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdpg.rng import RowRng
     from sdpg.tasks.base import Task, TaskCfg
-    from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Sensor, Start, Terms
+    from sdpg.types import (
+        ActionLayout,
+        Camera,
+        Encoder,
+        Ended,
+        Memory,
+        ObservedTerm,
+        Physics,
+        Pipeline,
+        Sensor,
+        Start,
+        Terms,
+        VectorLayout,
+    )
 
 __all__ = [
-    "Camera", "Encoder", "Ended", "Memory", "Physics", "Pipeline", "RowRng", "Sensor", "Start", "Task", "TaskCfg",
-    "Terms",
+    "ActionLayout", "Camera", "Encoder", "Ended", "Memory", "ObservedTerm", "Physics", "Pipeline", "RowRng", "Sensor",
+    "Start", "Task", "TaskCfg", "Terms", "VectorLayout",
 ]  # fmt: skip
 
 _HOMES = {"RowRng": "sdpg.rng", "Task": "sdpg.tasks.base", "TaskCfg": "sdpg.tasks.base"}

@@ -17,7 +17,7 @@ from sdpg.names import Names
 from sdpg.plugins import Plugins
 from sdpg.rng import RowRng
 from sdpg.tasks.registry import BUILT_IN, GROUP, canonical
-from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
+from sdpg.types import ActionLayout, Camera, Encoder, Ended, Memory, Physics, Start, Terms, VectorLayout
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Task(ABC):
     encoders: ClassVar[Mapping[str, Encoder]] = {}  # source -> how the policy takes it in
     state_parts: ClassVar[Mapping[str, int]] = {}  # part -> size, in order: what the state is made of, if of several
     state_encoders: ClassVar[Mapping[str, Encoder]] = {}  # part, or "state" -> how the critic takes it in
+    # For robots: what `sdpg export` writes down of vectors and actions, so that others can provide and obey them.
+    layouts: ClassVar[Mapping[str, VectorLayout]] = {}  # source -> what its numbers are
+    action_layout: ClassVar[ActionLayout | None] = None
     # For people, who read them in `sdpg tasks NAME`.
     robot: ClassVar[str | None] = None  # the folder of MuJoCo Menagerie that its model is of
     licence: ClassVar[str] = "not told"  # of a scene that is not of Menagerie
@@ -72,6 +75,11 @@ class Task(ABC):
     def step_seconds(self) -> float:
         """Of a control step."""
         return self.substeps * float(self.scene().option.timestep if self.timestep is None else self.timestep)
+
+    @property
+    def action_latency(self) -> tuple[int, int]:
+        """Control steps by which actions come late: at least, at most."""
+        return 0, 0
 
     @abstractmethod
     def scene(self) -> mujoco.MjSpec:

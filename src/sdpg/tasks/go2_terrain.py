@@ -18,7 +18,19 @@ from sdpg.tasks.base import Task, TaskCfg
 from sdpg.tasks.randomise import Randomise, delayed, noisy, offset_control, pushed
 from sdpg.tasks.terms import angle_of, down_direction, random_tilt, up_projection, wrap_angle, yaw_of
 from sdpg.tasks.terrain import Terrain, TerrainCfg
-from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Pipeline, Start, Terms
+from sdpg.types import (
+    ActionLayout,
+    Camera,
+    Encoder,
+    Ended,
+    Memory,
+    ObservedTerm,
+    Physics,
+    Pipeline,
+    Start,
+    Terms,
+    VectorLayout,
+)
 
 FRAMES, FRAME = 20, 45  # of the history
 SCALES = {"turn": 0.25, "velocity": 2.0, "joint_velocity": 0.05}  # of numbers that are observed
@@ -69,6 +81,20 @@ FOOT_CLEARANCE = 0.09  # metres above the ground around it, of a foot that moves
 AIR_TIME = 0.5  # seconds from which on a step pays
 MAX_TILT = 0.4  # radians of roll and pitch beyond those of the ground
 STANDS = ((0.2, 0.15), (0.2, -0.15), (-0.2, 0.15), (-0.2, -0.15))  # where the ground's own tilt is looked up
+
+MOTORS = tuple(f"{leg}_{joint}" for leg in go2.LEGS for joint in go2.JOINTS)
+XYZ = ("x", "y", "z")
+_TELLS = (  # a frame of the history
+    ObservedTerm("base_ang_vel", 3, "rad/s", "angular velocity in the base's frame", XYZ, SCALES["turn"]),
+    ObservedTerm("projected_gravity", 3, "1", "where down is, in the base's frame: (0, 0, -1) when level", XYZ),
+    ObservedTerm(
+        "command", 3, "m/s, m/s, rad/s", "velocity forward and to the left in the heading's frame, turning rate",
+        ("forward", "left", "turn"), (SCALES["velocity"], SCALES["velocity"], SCALES["turn"]), command=True,
+    ),
+    ObservedTerm("joint_pos", 12, "rad", "joint positions", MOTORS, offset=go2.STANCE),
+    ObservedTerm("joint_vel", 12, "rad/s", "joint velocities", MOTORS, SCALES["joint_velocity"]),
+    ObservedTerm("last_action", 12, "1", "the policy's previous action; 0 before the first", MOTORS),
+)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4)
@@ -176,6 +202,9 @@ class Go2Terrain(Task):
         "depth": Encoder(features=32),
         "pixels": Encoder(features=256),
     }
+    layouts = {"history": VectorLayout(_TELLS, history=FRAMES, clip=(-100.0, 100.0))}
+    action_layout = ActionLayout("rad", MOTORS, ACTION_RADIANS, go2.STANCE)
+    action_meaning = "offsets of the joints' targets from a stance, 0.5 rad at 1; FR, FL, RR, RL x hip, thigh, calf"
     state_parts = {"privileged": 48, "scan": 81}
     state_encoders = {"privileged": Encoder(widths=(), normalized=False), "scan": Encoder(widths=(128, 256))}
 
@@ -186,6 +215,10 @@ class Go2Terrain(Task):
     @functools.cached_property
     def ranges(self) -> Randomise:
         return self.cfg.ranges
+
+    @property
+    def action_latency(self) -> tuple[int, int]:
+        return self.cfg.latency
 
     @functools.cached_property
     def model(self) -> mujoco.MjModel:
