@@ -46,7 +46,12 @@ TINY = {
 TINY |= {"hidden": 16, "features": 16, "horizon": 2, "buffer": 50, "steps": 2}
 
 
-CANT = {("drqv2", "state"), ("shac", "pixels"), ("sapo", "pixels")}  # algorithms that do not learn from these
+CANT = {
+    ("drqv2", "state"),
+    ("dreamer", "state"),
+    ("shac", "pixels"),
+    ("sapo", "pixels"),
+}  # algorithms that do not learn from these
 
 
 class Noise:
@@ -224,7 +229,11 @@ def test_the_contract_of_the_go2() -> None:
     assert [joint["default"] for joint in contract["joints"]] == list(go2.STANCE)
     assert contract["joints"][0]["name"] == "FR_hip_joint" and contract["joints"][0]["range"] is not None
     camera = depth["camera"]
-    assert camera["link"] == "base" and camera["position"] == [0.32, 0.0, 0.15] and camera["depth"]["far"] == 2.0
+    assert (
+        camera["link"] == "base"
+        and camera["position"] == [0.32, 0.0, 0.15]
+        and camera["pipeline"]["limit"] == [0.0, 2.0]
+    )
     across = 2 * np.degrees(np.arctan(camera["width"] / 2 / camera["intrinsics"]["fx"]))
     assert across == pytest.approx(80.0) and camera["intrinsics"]["cx"] == pytest.approx(53.0)
     assert contract["rates"] == pytest.approx(

@@ -64,6 +64,17 @@ class _Positional(nn.Module):
         return action, *(after[name] for name in self.memory)
 
 
+def _rms_norm(g: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
+    """aten::rms_norm over the last axis, which the opset has no operator for: x / sqrt(mean x^2 + eps) * weight."""
+    from torch.onnx import symbolic_helper
+
+    given = symbolic_helper._maybe_get_const(eps, "f")
+    small = g.op("Constant", value_t=torch.tensor(torch.finfo(torch.float32).eps if given is None else given))
+    mean = g.op("ReduceMean", g.op("Mul", x, x), axes_i=[-1], keepdims_i=1)
+    scaled = g.op("Div", x, g.op("Sqrt", g.op("Add", mean, small)))
+    return scaled if symbolic_helper._is_none(weight) else g.op("Mul", scaled, weight)
+
+
 def to_onnx(policy: Policy, inputs: Inputs, metadata: Mapping[str, str]) -> bytes:
     """The file of a `frozen` policy; `inputs` of two worlds or more are an example."""
     onnx = required("onnx")
@@ -74,6 +85,7 @@ def to_onnx(policy: Policy, inputs: Inputs, metadata: Mapping[str, str]) -> byte
         # The tracing exporter needs no further package and takes a second; it warns that it is the older one, and of
         # shapes that become constants, which all but the batch are.
         warnings.simplefilter("ignore")
+        torch.onnx.register_custom_op_symbolic("aten::rms_norm", _rms_norm, OPSET)
         try:
             torch.onnx.export(
                 _Positional(policy, inputs).eval(),
@@ -89,7 +101,7 @@ def to_onnx(policy: Policy, inputs: Inputs, metadata: Mapping[str, str]) -> byte
             reason = " ".join(str(error).split())[:200]
             raise SdpgError(f"this policy can't be written as ONNX: {type(error).__name__}: {reason}") from error
     model = onnx.load_model_from_string(buffer.getvalue())
-    _widen(model, onnx.TensorProto)
+    _mend(model, onnx.TensorProto)
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
     model.producer_name = "sdpg"
@@ -98,10 +110,13 @@ def to_onnx(policy: Policy, inputs: Inputs, metadata: Mapping[str, str]) -> byte
     return data
 
 
-def _widen(model: Any, types: Any) -> None:
-    """Sums of bytes in 32 bits in place of 16, which few runtimes add: the same numbers."""
+def _mend(model: Any, types: Any) -> None:
+    """What runtimes refuse, in other words: sums of bytes in 32 bits in place of 16, axes counted from the front."""
     del model.graph.value_info[:]  # they tell the old types
     for node in model.graph.node:
+        if node.op_type == "Transpose":  # axes counted from the end, which the tracer passes on as they are
+            for attribute in node.attribute:
+                attribute.ints[:] = [axis % len(attribute.ints) for axis in attribute.ints]
         if node.op_type == "Cast":
             for attribute in node.attribute:
                 if attribute.name == "to" and attribute.i == types.INT16:

@@ -178,7 +178,6 @@ class Go2Terrain(Task):
     cfg: Go2TerrainCfg
     action_size = 12
     robot = "unitree_go2"
-    action_meaning = "targets of 12 joints around a stance, 0.5 rad at 1: FR, FL, RR, RL x hip, thigh, calf"
     ends = "the trunk touches the ground, it tilts too far, or leaves the map"
     randomised = RANGES
     state_size = 129
