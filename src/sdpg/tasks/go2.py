@@ -94,13 +94,13 @@ def legs(joints: Tensor) -> Tensor:
     low = torch.cat(
         (torch.linspace(*_CALF_SHAPE[0], _CALF_POINTS, device=device), torch.tensor((_LINK,), device=device))
     )
-    ahead = down.new_tensor((*[_CALF_FORWARD] * _CALF_POINTS, _FOOT_FORWARD))
+    ahead = torch.tensor((*[_CALF_FORWARD] * _CALF_POINTS, _FOOT_FORWARD), device=device)
     sin, cos, sin_calf, cos_calf = thigh.sin(), thigh.cos(), (thigh + calf).sin(), (thigh + calf).cos()
     # In the leg's plane: forward, up.
     x = torch.cat((-down * sin, -_LINK * sin + ahead * cos_calf - low * sin_calf), dim=-1)  # (..., 4, 6)
     z = torch.cat((-down * cos, -_LINK * cos - ahead * sin_calf - low * cos_calf), dim=-1)
-    side = down.new_tensor((-1.0, 1.0, -1.0, 1.0))[:, None]  # left is positive
-    front = down.new_tensor((1.0, 1.0, -1.0, -1.0))[:, None]
+    side = torch.tensor((-1.0, 1.0, -1.0, 1.0), device=device)[:, None]  # left is positive
+    front = torch.tensor((1.0, 1.0, -1.0, -1.0), device=device)[:, None]
     y, sin, cos = _THIGH * side, hip.sin(), hip.cos()
     return torch.stack((x + _HIP[0] * front, y * cos - z * sin + _HIP[1] * side, y * sin + z * cos), dim=-1)
 
