@@ -470,7 +470,7 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
         (NoWidth, "scene", "cameras['pixels']: width is 0; it must be a positive whole number"),
         (NoFrames, "scene", "cameras['pixels']: stack is 0; it must be a positive whole number"),
         (SmallImages, "scene", "cameras['pixels']: images of 16 x 16 pixels are too small for the encoder 'half'"),
-        (SmallDepth, "scene", "images of 8 x 84 pixels are too small for the depth encoder"),
+        (SmallDepth, "scene", "images of 8 x 84 pixels are too small for the encoder 'half'"),
         (NoMetres, "scene", "cameras['pixels']: far is 0.0; give positive metres"),
         (WrongControl, "shapes", "control() gave controls with shape (4, 3, 2); it must be (4, 3, 1)"),
         (WrongTerm, "shapes", "reward() gave the term 'effort' with shape (4, 3, 1); it must be (4, 3)"),
@@ -535,7 +535,7 @@ def test_tasks_pass_on_the_other_engine(task):
         (NoWidth, "pixels", "cameras['pixels']: width is 0"),
         (NoFrames, "pixels", "cameras['pixels']: stack is 0"),
         (SmallImages, "pixels", "images of 16 x 16 pixels are too small for the encoder 'half'"),
-        (SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the depth encoder"),
+        (SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the encoder 'half'"),
         (Blind, "pixels", "the scene has no camera 'track'; it has: none"),
     ],
 )

@@ -16,7 +16,7 @@ from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import make_env, views_of
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, scaled, use_bfloat16
+from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, image_cost, scaled, use_bfloat16
 from sdpg.render.api import Image, View
 from sdpg.render.choose import make_renderer
 from sdpg.render.stack import FrameStacks
@@ -230,6 +230,18 @@ def test_the_encoder_of_depth() -> None:
     near, far = torch.full((1, 1, 58, 87), 1.0), torch.full((1, 1, 58, 87), float("inf"))
     assert encoder(near).shape == (1, 32)
     assert torch.isfinite(encoder(far)).all() and not torch.equal(encoder(near), encoder(far))
+
+
+@pytest.mark.parametrize("kind", ["half", "small"])
+def test_a_cheaper_encoder_of_depth_looks_at_means_of_four(kind: Convolutions) -> None:
+    generator = torch.Generator().manual_seed(0)
+    encoder, depth = Depth((1, 58, 87), 32, generator, far=5.0, kind=kind), 4.0 * torch.rand(2, 1, 58, 87)
+    swapped = depth[..., :86].unflatten(-1, (43, 2)).flip(-1).flatten(-2)  # neighbours in place of each other
+    assert encoder(depth).shape == (2, 32) and torch.isfinite(encoder(depth + float("inf"))).all()
+    assert torch.allclose(encoder(depth), encoder(torch.cat((swapped, depth[..., 86:]), dim=-1)), atol=1e-5)
+    assert not torch.allclose(encoder(depth), encoder(depth.flip(-1)), atol=1e-3)
+    paper, cheap = (image_cost((1, 58, 87), True, each, 32).multiply_adds for each in ("drqv2", kind))
+    assert 10 * cheap < paper
 
 
 def test_precision_is_what_is_asked_for() -> None:

@@ -85,7 +85,7 @@ def policy_encoders(
         else:
             camera = task.cameras[name]
             far = camera.far if camera.pipeline.depth == "metres" else None  # others are scaled already
-            encoders[name] = Depth(shape, features, generator, far), features
+            encoders[name] = Depth(shape, features, generator, far, options.kind), features
     return encoders
 
 

@@ -80,7 +80,7 @@ def scaled(x: Tensor, halved: bool) -> Tensor:
 
 
 def require_large_enough(height: int, width: int, kind: Convolutions | None) -> None:
-    """Images that would have no pixel left behind the last layer; None: of the depth encoder."""
+    """Images that would have no pixel left behind the last layer; None: of the paper's depth encoder."""
     least = 1
     for _, kernel, stride in reversed(DEPTH_LAYERS if kind is None else LAYERS[kind]):
         least = (least - 1) * stride + kernel
@@ -149,17 +149,30 @@ class Pixels(nn.Module):
 
 
 class Depth(nn.Module):
-    """Depth images (B, C, H, W) -> (B, features): metres, scaled by `far` to [-0.5, 0.5]; without it, as they are."""
+    """Depth images (B, C, H, W) -> (B, features): metres, scaled by `far` to [-0.5, 0.5]; without it, as they are.
 
-    def __init__(self, shape: Sequence[int], features: int, generator: torch.Generator | None, far: float | None):
+    The paper's layers take 30 million multiply-adds an image of 58 x 87. The kinds for images of half the size look at
+    means of 2 x 2 depths, by the layers that they have for colours: 2.6 and 0.7 million."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        features: int,
+        generator: torch.Generator | None,
+        far: float | None,
+        kind: Convolutions = "drqv2",
+    ):
         super().__init__()
         channels, height, width = shape
-        require_large_enough(height, width, None)
         self.far = far
-        self.convolutions = nn.Sequential(
-            _conv(channels, 32, 5, 1, generator), nn.MaxPool2d(2), nn.ELU(), _conv(32, 64, 3, 1, generator), nn.ELU()
-        )
-        flat = 64 * ((height - 4) // 2 - 2) * ((width - 4) // 2 - 2)
+        if kind in HALVED:
+            layers, flat = convolutions(shape, kind, generator)
+            self.convolutions = nn.Sequential(nn.AvgPool2d(2), layers)
+        else:
+            require_large_enough(height, width, None)
+            first, second = _conv(channels, 32, 5, 1, generator), _conv(32, 64, 3, 1, generator)
+            self.convolutions = nn.Sequential(first, nn.MaxPool2d(2), nn.ELU(), second, nn.ELU())
+            flat = 64 * ((height - 4) // 2 - 2) * ((width - 4) // 2 - 2)
         self.head = nn.Sequential(linear(flat, 128, generator), nn.ELU(), linear(128, features, generator), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,7 +200,7 @@ def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: 
         counts.append((output.numel(), output.numel() * weight[0].numel()))
 
     with torch.device("meta"):  # shapes without memory
-        encoder = Depth(shape, features, None, far=1.0) if depth else Pixels(shape, kind, features, None)
+        encoder = Depth(shape, features, None, 1.0, kind) if depth else Pixels(shape, kind, features, None)
         for layer in encoder.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.register_forward_hook(count)
