@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.api import Context
-from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, exploration_noise, nominal_noise, squash
+from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, exploration_noise, nominal_noise, squash, stake
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.toy import ToyTask
@@ -35,6 +35,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "antithetic",
         "baseline",
         "nominal_noise",
+        "stakes",
         "critic_branches",
         "average",
         "regression_steps",
@@ -67,6 +68,37 @@ def test_the_own_value_changes_the_noise_of_the_direction_but_not_its_mean() -> 
     assert ((mean - other).abs() < 4 * (error + other_error)).all()
     assert (error[1:] != other_error[1:]).all()  # at the first step of a segment all branches are in the same state
     torch.testing.assert_close(mean[0], other[0])
+
+
+# --- what is at stake -------------------------------------------------------------------------------------------------
+
+
+def test_with_full_stakes_directions_are_as_different_returns_are() -> None:
+    """The paper's sigma of every row and time makes all directions alike; stakes of 1 divide by one number for all."""
+    rows = torch.tensor([[0.0, 1.0, 3.0], [0.0, 10.0, 30.0]])
+    returns = torch.stack((rows, 2.0 * rows + 5.0))  # (T, N, K)
+    alike = advantage(returns, None, normalize=True)
+    torch.testing.assert_close(alike[:, 0], alike[:, 1], rtol=1e-4, atol=0.0)
+    std = advantage(returns, None, normalize=False).std(-1, keepdim=True)
+    whole = std.square().mean().sqrt()
+    torch.testing.assert_close(
+        alike * stake(returns, None, 1.0), advantage(returns, None, normalize=False) / whole, rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(stake(returns, None, 0.5), (std / whole).sqrt())
+
+
+def test_stakes_change_the_direction_and_nothing_else() -> None:
+    (plain, env), (other, _) = _make(m=6), _make(m=6, stakes=0.5)
+    rollout = plain.collect(env)
+    returns, _ = plain._returns(rollout)
+    torch.testing.assert_close(
+        other.direction(rollout, returns, None)[0],
+        plain.direction(rollout, returns, None)[0] * stake(returns, None, 0.5),
+    )
+
+
+def test_where_nothing_is_at_stake_nothing_is_learned() -> None:
+    assert (stake(torch.ones(2, 3, 4), None, 0.5) == 0.0).all()
 
 
 # --- what the critic learns from --------------------------------------------------------------------------------------

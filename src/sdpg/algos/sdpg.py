@@ -22,6 +22,7 @@ from sdpg.algos.api import Carry, Context, Policy
 from sdpg.algos.base import NetworkAlgorithm, batches, clipped_step, cosine_lr, linear_lr, places
 from sdpg.algos.returns import lambda_returns, segment_returns, valid_returns
 from sdpg.algos.sdpg_cfg import SdpgCfg
+from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.nn.declared import EncoderOptions, make_critic, make_normalizers, policy_encoders
@@ -78,6 +79,15 @@ def advantage(returns: Tensor, good: Tensor | None, normalize: bool) -> Tensor:
     mean = difference.sum(-1, keepdim=True) / count
     var = (torch.where(good, difference - mean, 0.0) ** 2).sum(-1, keepdim=True) / (count - 1)
     return difference / (var.sqrt() + 1e-6) * share
+
+
+def stake(returns: Tensor, good: Tensor | None, power: float, group: Group = ALONE) -> Tensor:
+    """How much a row counts at a time: (sigma / sigma_rms)^power, sigma the std of its differences: (T, N, 1).
+
+    `sigma_rms` is that of all rows and times, of every rank."""
+    std = advantage(returns, good, normalize=False).std(-1, keepdim=True)
+    sums = group.sums({"square": std.square().sum().item(), "count": std.numel()})
+    return (std / math.sqrt(sums["square"] / sums["count"] + 1e-12)) ** power
 
 
 def divergence(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
@@ -288,6 +298,14 @@ class Sdpg(NetworkAlgorithm):
             climbed = climbed - self._target_value(rollout.state)
         return climbed, target
 
+    def direction(self, rollout: Rollout, returns: Tensor, good: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where mean and log-std of a rollout should go: (T, N, A) each."""
+        cfg = self.cfg
+        weight = advantage(returns, good, normalize=cfg.denominator == "sigma")
+        if cfg.stakes:
+            weight = weight * stake(returns, good, cfg.stakes, self.group)
+        return ascent_direction(weight, rollout.noise, rollout.log_std.exp(), cfg.denominator)
+
     @torch.no_grad()
     def _target_value(self, state: Tensor) -> Tensor:
         """V_phi' of (T, N, K, D), one time step after the other: a step's activations fit into the cache."""
@@ -297,8 +315,7 @@ class Sdpg(NetworkAlgorithm):
         self, rollout: Rollout, returns: Tensor, good: Tensor | None, generator: torch.Generator
     ) -> Metrics:
         cfg = self.cfg
-        weight = advantage(returns, good, normalize=cfg.denominator == "sigma")
-        d_mean, d_log_std = ascent_direction(weight, rollout.noise, rollout.log_std.exp(), cfg.denominator)
+        d_mean, d_log_std = self.direction(rollout, returns, good)
         climbed = rollout.mean + d_mean if rollout.searched is None else rollout.searched
         mean, log_std = self._bounded(climbed, rollout.log_std + d_log_std)
         mean, log_std = mean.flatten(0, 1), log_std.flatten(0, 1)  # (T N, A) targets

@@ -32,6 +32,9 @@ class SdpgCfg(AlgoCfg):
     """TD(lambda) in the actor's return; off: bootstrap at the end of the segment only."""
     denominator: Literal["sigma", "delta", "none"] = "sigma"
     """What a return difference is divided by: its std per (nominal, time), the exploration std (REINFORCE), nothing."""
+    stakes: float = 0.0
+    """Exponent p: the direction of a row at a time, whose sigma makes all alike, counts (sigma / rms sigma)^p. 0: as in
+    the paper; 1: as much as is at stake there. Beyond the paper."""
     antithetic: bool = False
     """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
     nominal_noise: float = 0.0
@@ -129,7 +132,7 @@ class SdpgCfg(AlgoCfg):
         ranges = {
             "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
-            "at least 0": "nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
+            "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
@@ -137,6 +140,8 @@ class SdpgCfg(AlgoCfg):
         }
         return rules(vars(self), ranges, "algo.") | {
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high,
+            f"algo.stakes is for algo.denominator sigma: give 0 for {self.denominator}": self.denominator == "sigma"
+            or not self.stakes,
             "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
             or not self.nominal_noise,
         }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.returns import valid_returns
-from sdpg.algos.sdpg import Sdpg, advantage, ascent_direction, exploration_noise, squash
+from sdpg.algos.sdpg import Sdpg, exploration_noise, squash
 from sdpg.env import BranchedEnv
 from sdpg.episodes import Episodes
 from sdpg.types import Rollout
@@ -39,8 +39,7 @@ def search(algo: Sdpg, env: BranchedEnv, start: Mapping[str, Tensor], rollout: R
 def _direction(algo: Sdpg, rollout: Rollout) -> Tensor:
     """Where the actions of a rollout should go: (T, N, A)."""
     good = valid_returns(rollout.failed, rollout.done) if rollout.failed.any() else None
-    weight = advantage(algo._returns(rollout)[0], good, normalize=algo.cfg.denominator == "sigma")
-    return ascent_direction(weight, rollout.noise, rollout.log_std.exp(), algo.cfg.denominator)[0]
+    return algo.direction(rollout, algo._returns(rollout)[0], good)[0]
 
 
 def _play(algo: Sdpg, env: BranchedEnv, mean: Tensor, first: Rollout, again: int) -> tuple[Rollout, Tensor]:
