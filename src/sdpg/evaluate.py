@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from sdpg.engines import choose_engine
 from sdpg.env import BranchedEnv
 from sdpg.machine import default_threads, use_threads
 from sdpg.ranges import require_in_range
+from sdpg.rng import RowRng
 from sdpg.run import checkpoint
 from sdpg.run.memory import make_plan
-from sdpg.run.policy import load_policy
+from sdpg.run.policy import SimplePolicy, load_policy
 from sdpg.run.resume import cfg_from_dict, engine_of
 from sdpg.tasks.base import make_task
 from sdpg.types import Progress
@@ -73,6 +74,25 @@ def evaluate(
         **result,
         "seconds": time.perf_counter() - start,
     }
+
+
+def evaluate_simple(
+    task: str,
+    policy: Literal["zero", "random"],
+    episodes: int = 64,
+    seed: int = SEED,
+    threads: int = 0,
+    progress: Progress = iter,
+) -> dict[str, Any]:
+    """The same for a policy that has learned nothing, on the CPU: what a trained one has to beat."""
+    require_in_range({"episodes": episodes, "seed": seed, "threads": threads})
+    threads = threads or default_threads()
+    use_threads(threads)
+    env = make_env(make_task(task), episodes, seed=seed, threads=threads, obs="state", sim="cpu", device="cpu")
+    start = time.perf_counter()
+    result = run_episodes(SimplePolicy(policy, env.task.action_size, RowRng(seed, env.rows)), env, progress)
+    about = {"task": task, "algorithm": policy, "sim": "cpu", "device": "cpu", "seed": seed}
+    return about | result | {"seconds": time.perf_counter() - start}
 
 
 @torch.no_grad()

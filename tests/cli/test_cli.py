@@ -99,6 +99,21 @@ def test_every_verb_explains_itself(verb: str, capsys: Capture) -> None:
     assert verb in capsys.readouterr().out
 
 
+def test_eval_of_what_a_policy_has_to_beat(capsys: Capture) -> None:
+    """Doing nothing lets the pole hang; anything else is worse than that, or better."""
+    returns = {}
+    for policy in ("zero", "random"):
+        assert main(["eval", "cartpole", "--policy", policy, "--episodes", "4", "--threads", "1", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["task"], result["algorithm"], result["episodes"]) == ("cartpole", policy, 4)
+        returns[policy] = result["return"]["mean"]
+    assert returns["zero"] != returns["random"]
+    assert main(["eval", "cartpole", "--policy", "zero", "--episodes", "2", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.startswith("cartpole, zero: 2 episodes\nreturn ")
+    assert "leave --task" in _refused(capsys, "eval", "cartpole", "--policy", "zero", "--checkpoint", "best")
+    assert "unknown task 'nothing'" in _refused(capsys, "eval", "nothing", "--policy", "zero")
+
+
 def test_train_resume_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "cartpole", *TINY, "--json"]) == 0

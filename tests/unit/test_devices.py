@@ -32,10 +32,11 @@ from sdpg.nn.modules import Actor, Normalizer
 from sdpg.render import own
 from sdpg.rng import RowRng
 from sdpg.run import checkpoint, failures
+from sdpg.run.policy import SimplePolicy
 from sdpg.tasks.base import BUILT_IN, make_task
 from sdpg.types import MOCAP
 from sdpg.watch import replay
-from sdpg.watch.player import Player, SimplePolicy
+from sdpg.watch.player import Player
 
 Rows = list[dict[str, str]]
 OBSERVATIONS = ("state", "pixels")

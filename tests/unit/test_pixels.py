@@ -21,11 +21,11 @@ from sdpg.render.api import Image, View
 from sdpg.render.choose import make_renderer
 from sdpg.render.stack import FrameStacks
 from sdpg.rng import RowRng
+from sdpg.run.policy import SimplePolicy
 from sdpg.tasks.cartpole import Cartpole
 from sdpg.types import Camera, Ended, Start
 from sdpg.watch.browser import Controls, Crane
 from sdpg.watch.film import frames
-from sdpg.watch.player import SimplePolicy
 
 
 class Counting:

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sdpg.cli.output import print_facts, print_json, write_json
 from sdpg.cli.parse import Argv, Help, parse, peek, positional, wants_help
@@ -195,8 +195,11 @@ def _preset(argv: Argv) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """Evaluate a run with deterministic actions, one whole episode per world, on its own engine: `sdpg eval RUN`."""
+    """Evaluate a run with deterministic actions, one whole episode per world, on its own engine: `sdpg eval RUN`; or
+    what it has to beat: `sdpg eval TASK --policy zero`."""
 
+    policy: Literal["zero", "random"] | None = None
+    """No run: a task, and a policy that has learned nothing."""
     episodes: int = 64
     seed: int = 1000
     """Of the starts; not the seeds of training."""
@@ -219,18 +222,29 @@ def evaluate(argv: Argv) -> int:
         raise SdpgError("which run? sdpg eval RUN (the folder that `sdpg train` printed)")
     from sdpg.cli.display import progress
     from sdpg.evaluate import evaluate as evaluate_run
+    from sdpg.evaluate import evaluate_simple
 
-    how = (options.episodes, options.seed, options.checkpoint, options.threads)
-    result = evaluate_run(run, *how, progress("episodes"), options.task)
+    if options.policy is not None:
+        if options.task is not None or options.checkpoint != "last":
+            raise SdpgError("--policy goes with a task alone: leave --task and --checkpoint out")
+        result = evaluate_simple(
+            run, options.policy, options.episodes, options.seed, options.threads, progress("episodes")
+        )
+    else:
+        how = (options.episodes, options.seed, options.checkpoint, options.threads)
+        result = evaluate_run(run, *how, progress("episodes"), options.task)
     if options.write is not None:
         write_json(options.write, result)
     if options.json:
         print_json(result)
         return 0
     returns, length = result["return"], result["length"]
-    what = f"{result['task']}, {result['algorithm']}, iteration {result['iteration']}: {result['episodes']} episodes"
+    trained = f", iteration {result['iteration']}" if "iteration" in result else ""
+    what = f"{result['task']}, {result['algorithm']}{trained}: {result['episodes']} episodes"
     print(what if result["sim"] == "cpu" else f"{what} on mujoco_warp ({result['device']})")
     print(f"return {returns['mean']:.1f} +- {returns['std']:.1f}  ({returns['min']:.1f} to {returns['max']:.1f})")
     print(f"length {length['mean']:.0f} steps; {100 * result['survived']:.0f} % reached the time limit")
     print("per step: " + ", ".join(f"{name} {value:.3f}" for name, value in result["reward_per_step"].items()))
+    if result["measures"]:
+        print("measured: " + ", ".join(f"{name} {value['mean']:.3f}" for name, value in result["measures"].items()))
     return 0

@@ -1,17 +1,34 @@
-"""The one place that turns a checkpoint into a policy: for evaluation, films, the browser and teachers."""
+"""The one place that turns a checkpoint into a policy: for evaluation, films, the browser and teachers; and policies
+that need none."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from sdpg.algos.api import Algorithm, Context, Policy
+from torch import Tensor
+
+from sdpg.algos.api import Algorithm, Carry, Context, Policy
 from sdpg.config import TrainCfg
 from sdpg.distributed import ALONE, Group
 from sdpg.env import BranchedEnv, part_of_rows
 from sdpg.errors import SdpgError
+from sdpg.rng import RowRng
 from sdpg.run import checkpoint
 from sdpg.run.checkpoint import Checkpoint
 from sdpg.run.resume import cfg_from_dict
+
+
+class SimplePolicy(Policy):
+    """Actions that depend on nothing: "zero", or "random" in [-1, 1]."""
+
+    def __init__(self, kind: str, action_size: int, rng: RowRng):
+        super().__init__()
+        self.size, self.rng = action_size, rng
+        self.scale = 0.0 if kind == "zero" else 1.0
+
+    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
+        return self.scale * self.rng.uniform(-1.0, 1.0, self.size), carry
 
 
 def build_algorithm(cfg: TrainCfg, env: BranchedEnv, group: Group = ALONE, teachers: bool = True) -> Algorithm:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sdpg.algos.api import Carry, Policy
+from sdpg.algos.api import Policy
 from sdpg.build import make_env
 from sdpg.env import BranchedEnv
 from sdpg.rng import RowRng
 from sdpg.run import checkpoint
-from sdpg.run.policy import load_policy
+from sdpg.run.policy import SimplePolicy, load_policy
 from sdpg.run.resume import cfg_from_dict
 from sdpg.tasks.base import make_task
 from sdpg.types import Camera, Step, Terms
@@ -37,18 +37,6 @@ def simple_policy(kind: str, task: str, seed: int) -> tuple[Policy, BranchedEnv]
     """ "random" or "zero" actions, for a look at a task that nothing has been trained on."""
     env = make_env(task, 1, 0, seed, threads=1, obs="pixels")
     return SimplePolicy(kind, env.task.action_size, RowRng(seed, env.rows, stream=4)), env
-
-
-class SimplePolicy(Policy):
-    """Actions that depend on nothing: "zero", or "random" in [-1, 1]."""
-
-    def __init__(self, kind: str, action_size: int, rng: RowRng):
-        super().__init__()
-        self.size, self.rng = action_size, rng
-        self.scale = 0.0 if kind == "zero" else 1.0
-
-    def forward(self, sources: Mapping[str, Tensor], carry: Carry) -> tuple[Tensor, Carry]:
-        return self.scale * self.rng.uniform(-1.0, 1.0, self.size), carry
 
 
 class Player:
