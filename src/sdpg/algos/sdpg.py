@@ -170,6 +170,10 @@ class Sdpg(NetworkAlgorithm):
         }
         if cfg.average:
             self.modules["averaged"] = self.averaged
+        # Of the actor's scheduled learning rate: a number with a place in checkpoints.
+        self.pace = nn.Parameter(torch.ones(()), requires_grad=False)
+        if cfg.kl_target is not None:
+            self.modules["pace"] = nn.ParameterList([self.pace])
         self.optimizers = {
             "actor_optimizer": self.actor_optimizer,
             "critic_optimizer": self.critic_optimizer,
@@ -323,6 +327,7 @@ class Sdpg(NetworkAlgorithm):
         lr = cfg.actor_lr
         if cfg.actor_schedule == "cosine":
             lr = cosine_lr(self.iteration, cfg.schedule_iterations, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
+        lr *= self.pace.item()
         every = places(~rollout.failed[..., 0], self.group)  # what a nominal saw before it failed may not be finite
         samples, temperature = len(every), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses: list[Tensor] = []
@@ -350,6 +355,7 @@ class Sdpg(NetworkAlgorithm):
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
+        moved = {} if cfg.kl_target is None else {"Policy/kl": self._keep_pace(rollout, drawn[: cfg.actor_chunk])}
         means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
         std, size, ascent = (mean / self.group.size for mean in means.tolist())
         loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0
@@ -362,7 +368,24 @@ class Sdpg(NetworkAlgorithm):
             "Policy/mean_std": sums["std"],
             "Policy/mean_abs": sums["abs"],
             "Policy/ascent": math.sqrt(sums["ascent"]),
+            **moved,
         }
+
+    @torch.no_grad()
+    def _keep_pace(self, rollout: Rollout, drawn: Tensor) -> float:
+        """Faster or slower from here on, by how far the policy moved in the samples at the places `drawn`."""
+        assert self.cfg.kl_target is not None
+        ids, kl = drawn[drawn >= 0].to(self.device), 0.0
+        if len(ids):
+            seen = {name: source.flatten(0, 1)[ids] for name, source in rollout.sources.items()}
+            old = (x.flatten(0, 1)[ids] for x in (rollout.mean, rollout.log_std))
+            kl = divergence(*self._bounded(*self.actor(seen)), *old).sum().item() / len(drawn)
+        kl = self.group.sums({"kl": kl})["kl"]
+        if kl > 2.0 * self.cfg.kl_target:
+            self.pace.mul_(2.0 / 3.0)
+        elif kl < 0.5 * self.cfg.kl_target:
+            self.pace.mul_(1.5).clamp_(max=1.0)
+        return kl
 
     def _update_temperature(self, rollout: Rollout) -> Metrics:
         cfg, norm = self.cfg, 0.0

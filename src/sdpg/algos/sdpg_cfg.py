@@ -95,6 +95,10 @@ class SdpgCfg(AlgoCfg):
     """Where its cosine ends."""
     warmup: int = 100
     """Iterations of linear warm-up of the actor's learning rate."""
+    kl_target: float | None = None
+    """KL divergence of the policy after an iteration from that before it, which the learning rate is led to: times 2/3
+    beyond twice as much, times 3/2 below half as much, never beyond its schedule. None: as scheduled. Beyond the
+    paper."""
     search_steps: int = 1
     """How often the actions of a segment climb before the policy is regressed onto them. For each beyond the first, the
     segment is played again from its start, with the improved actions and new noise: guided policy search."""
@@ -133,7 +137,8 @@ class SdpgCfg(AlgoCfg):
             "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
-            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale",
+            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
+            "kl_target",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
             "in [0, 1)": "target_decay average",
