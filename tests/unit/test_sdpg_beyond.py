@@ -36,6 +36,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "baseline",
         "nominal_noise",
         "stakes",
+        "kl_target",
         "critic_branches",
         "average",
         "regression_steps",
@@ -99,6 +100,33 @@ def test_stakes_change_the_direction_and_nothing_else() -> None:
 
 def test_where_nothing_is_at_stake_nothing_is_learned() -> None:
     assert (stake(torch.ones(2, 3, 4), None, 0.5) == 0.0).all()
+
+
+# --- a learning rate by how far the policy moves ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "pace"), [(1e-9, 2.0 / 3.0), (1e9, 1.0)])
+def test_a_policy_that_moves_too_far_is_slowed_down(target: float, pace: float) -> None:
+    algo, env = _make(kl_target=target, actor_lr=1e-2)
+    rollout = algo.collect(env)
+    metrics = algo.update(rollout)
+    assert algo.pace.item() == pytest.approx(pace)  # never beyond the schedule
+    old = rollout.mean.flatten(0, 1), rollout.log_std.flatten(0, 1)
+    seen = {name: source.flatten(0, 1) for name, source in rollout.sources.items()}
+    algo.normalizers["state"].load_state_dict(_make()[0].normalizers["state"].state_dict())  # as it was when it acted
+    new = algo._bounded(*algo.actor(seen))
+    assert metrics["Policy/kl"] == pytest.approx(divergence(*new, *old).mean().item(), rel=1e-4)
+    assert algo.update(algo.collect(env))["Loss/actor_lr"] == pytest.approx(1e-2 * pace)
+
+
+def test_a_slow_policy_is_let_go_faster_again_and_a_checkpoint_knows_its_pace() -> None:
+    algo, env = _make(kl_target=1e9)
+    algo.pace.fill_(0.5)
+    algo.update(algo.collect(env))
+    assert algo.pace.item() == pytest.approx(0.75)
+    other, _ = _make(kl_target=1e9)
+    other.load_state_dict(algo.state_dict())
+    assert other.pace.item() == pytest.approx(0.75)
 
 
 # --- what the critic learns from --------------------------------------------------------------------------------------
