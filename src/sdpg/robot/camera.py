@@ -1,0 +1,122 @@
+"""The stand-in's depth camera, a process of its own: if it dies, the robot goes on without it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from ctypes import c_double
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+import numpy as np
+import torch
+
+from sdpg.build import views_of
+from sdpg.camera import Camera, Sensor
+from sdpg.render import sensor as model
+from sdpg.render.choose import make_renderer
+from sdpg.rng import RowRng
+from sdpg.robot.world import Place, World, make_world
+
+SOURCE = "depth"  # of the task's cameras
+_MILLISECOND = 1e-3
+_TRIES = 100  # to read a pose that is not just being written
+
+
+class SharedPose:
+    """qpos and its time, from the robot's process to the camera's. No lock, which a killed process might hold: a count
+    is odd while numbers are written."""
+
+    def __init__(self, size: int):
+        self._numbers = RawArray(c_double, 2 + size)
+
+    def write(self, now: float, qpos: np.ndarray) -> None:
+        numbers = np.frombuffer(self._numbers)
+        numbers[0] += 1.0
+        numbers[1], numbers[2:] = now, qpos
+        numbers[0] += 1.0
+
+    def read(self) -> tuple[float, np.ndarray] | None:
+        """None before the first."""
+        numbers = np.frombuffer(self._numbers)
+        for _ in range(_TRIES):
+            count = numbers[0]
+            found = numbers.copy()
+            if count % 2.0 == 0.0 and numbers[0] == count:
+                return (float(found[1]), found[2:]) if count else None
+        return None
+
+
+class DepthCamera:
+    """Images of the task's camera as they are before the policy's pipeline; with what the sensor model does to them."""
+
+    def __init__(self, world: World, sensor: Sensor = Sensor(), seed: int = 0):
+        camera = world.task.cameras[SOURCE]
+        self.camera: Camera = replace(camera, sensor=sensor)
+        self._renderer = make_renderer(world.model, 1, views_of({SOURCE: camera}), threads=1, kind="raster")
+        self._rng = RowRng(seed, torch.zeros(1, dtype=torch.int64))
+        self._looks = model.begun(sensor, self._rng, _MILLISECOND)
+
+    @property
+    def latency(self) -> float:
+        """Seconds from the light to the policy, drawn once; rendering is a part of it if it does not take longer."""
+        return float(self._looks["lag"][0]) * _MILLISECOND if "lag" in self._looks else 0.0
+
+    def image(self, qpos: np.ndarray) -> np.ndarray:
+        """(1, H, W) float32 metres, inf where nothing is, 0 where the camera does not know."""
+        depth = self._renderer.render(torch.from_numpy(qpos)[None])[self.camera.name].depth
+        assert depth is not None
+        return model.sensed(depth[:, None], self.camera, self._looks, self._rng)[0].numpy()
+
+
+@dataclass(frozen=True)
+class CameraPlan:
+    """All that the camera's process has to know."""
+
+    place: Place
+    sensor: Sensor
+    rate: float  # images a second
+    domain: int
+    interface: str
+    seed: int
+
+
+def start(plan: CameraPlan, pose: SharedPose) -> BaseProcess:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_main, args=(plan, pose, os.getpid()), name="camera", daemon=True)
+    process.start()
+    return process
+
+
+def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
+    """Until the robot's process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the robot's to see
+    torch.set_num_threads(1)
+    from sdpg_runtime.dds import messages
+    from sdpg_runtime.dds.node import Node
+
+    camera = DepthCamera(make_world(plan.place), plan.sensor, plan.seed)
+    writer = Node(plan.domain, plan.interface).writer(messages.IMAGE, messages.Image_)
+    waiting: deque[tuple[float, Any]] = deque()  # images on their way, and when they are there
+    number, due = 0, time.monotonic()
+    while os.getppid() == parent:
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            writer.write(waiting.popleft()[1])
+        if now >= due:
+            due = max(due + 1.0 / plan.rate, now)  # those that are missed are left out
+            if (seen := pose.read()) is not None:
+                taken, image = seen[0], camera.image(seen[1])
+                message = messages.Image_(
+                    SOURCE, number, taken, list(image.shape), str(image.dtype), image.tobytes()  # type: ignore[arg-type]
+                )
+                waiting.append((taken + camera.latency, message))
+                number += 1
+                continue
+        next_time = min(due, waiting[0][0]) if waiting else due
+        time.sleep(max(0.0, next_time - time.monotonic()))
