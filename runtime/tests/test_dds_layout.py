@@ -33,7 +33,13 @@ def test_offsets() -> None:
         assert dtype.fields is not None
         return [int(dtype.fields[name][1]) for name in names]
 
-    assert offsets(layout.LOW_CMD, "sn", "bandwidth", "motor_cmd", "bms_cmd", "wireless_remote") == [4, 20, 24, 744, 748]
+    assert offsets(layout.LOW_CMD, "sn", "bandwidth", "motor_cmd", "bms_cmd", "wireless_remote") == [
+        4,
+        20,
+        24,
+        744,
+        748,
+    ]
     assert offsets(layout.LOW_CMD, "led", "fan", "gpio", "reserve", "crc") == [788, 800, 802, 804, 808]
     assert offsets(layout.LOW_STATE, "imu_state", "motor_state", "bms_state", "foot_force") == [24, 80, 1040, 1084]
     assert offsets(layout.LOW_STATE, "tick", "wireless_remote", "adc_reel", "power_v") == [1100, 1104, 1148, 1156]

@@ -52,7 +52,7 @@ class RobotOptions:
     """A depth camera, in a process of its own."""
     camera_rate: float = 30.0
     """Its images a second."""
-    sensor: Sensor = Sensor()
+    sensor: Sensor = dataclasses.field(default_factory=Sensor)
     """What the camera gets wrong."""
     seconds: float | None = None
     """End after so much time; else Ctrl-C does."""

@@ -23,6 +23,7 @@ from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
 from sdpg.robot.world import Place, World, make_world
 
+PERFECT = Sensor()
 SOURCE = "depth"  # of the task's cameras
 _MILLISECOND = 1e-3
 _TRIES = 100  # to read a pose that is not just being written
@@ -55,7 +56,7 @@ class SharedPose:
 class DepthCamera:
     """Images of the task's camera as they are before the policy's pipeline; with what the sensor model does to them."""
 
-    def __init__(self, world: World, sensor: Sensor = Sensor(), seed: int = 0):
+    def __init__(self, world: World, sensor: Sensor = PERFECT, seed: int = 0):
         camera = world.task.cameras[SOURCE]
         self.camera: Camera = replace(camera, sensor=sensor)
         self._renderer = make_renderer(world.model, 1, views_of({SOURCE: camera}), threads=1, kind="raster")
@@ -113,7 +114,12 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
             if (seen := pose.read()) is not None:
                 taken, image = seen[0], camera.image(seen[1])
                 message = messages.Image_(
-                    SOURCE, number, taken, list(image.shape), str(image.dtype), image.tobytes()  # type: ignore[arg-type]
+                    SOURCE,
+                    number,
+                    taken,
+                    list(image.shape),
+                    str(image.dtype),
+                    image.tobytes(),  # type: ignore[arg-type]
                 )
                 waiting.append((taken + camera.latency, message))
                 number += 1

@@ -1,5 +1,7 @@
-"""What a bad wire does to messages: they come late, at odd times, broken, or not at all. Drawn from a seed: what happens
-to a message is a function of the seed and its number."""
+"""What a bad wire does to messages: they come late, at odd times, broken, or not at all.
+
+What happens to a message is a function of a seed and its number.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,9 @@ class Disturbance:
     loss: float = 0.0  # share of the messages
     corrupt: float = 0.0  # share of the messages in which a bit is turned over
     seed: int = 0
+
+
+NONE = Disturbance()
 
 
 class Fate(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdpg.robot.inbox import DRIVEN, MODES, WATCHDOG
+from sdpg.robot.inbox import DRIVEN, MODES
 from sdpg.robot.loop import EVERY, Log, Pace
 from sdpg.robot.world import TIMESTEP, World
 from sdpg.tasks import go2
@@ -37,8 +37,8 @@ def walk(world: World, log: Log, pace: Pace) -> dict[str, Any]:
 
 
 def falls(world: World, qpos: Tensor, qvel: Tensor, log: Log) -> list[dict[str, Any]]:
-    """By the task's own rule, of a robot that was made to stand for half a second before; `mode` is the motors' when it happened:
-    one that is told to lie down is damped, and has not fallen."""
+    """By the task's own rule, of a robot that was made to stand for half a second before. `mode` is the motors' when it
+    happened: one that is told to lie down is damped, and has not fallen."""
     physics = Physics(qpos[:, None], qvel[:, None])
     down = world.task.terminated(physics, {})[:, 0]
     touches = (world.task.ground.distance(go2.in_world(qpos, go2.trunk(qpos))) < go2.TRUNK_RADIUS).any(-1)
@@ -53,8 +53,8 @@ def falls(world: World, qpos: Tensor, qvel: Tensor, log: Log) -> list[dict[str, 
 
 
 def fell(facts: dict[str, Any]) -> int:
-    """How often while somebody drove it, or had just stopped to."""
-    return sum(each["mode"] in (MODES[DRIVEN], MODES[WATCHDOG]) for each in facts["falls"])
+    """How often while somebody drove it."""
+    return sum(each["mode"] == MODES[DRIVEN] for each in facts["falls"])
 
 
 def trajectory(log: Log) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,16 @@ _STRIDE = 2  # rows of the log between two images of a film: 25 a second
 
 @dataclass(frozen=True)
 class Plan:
-    place: Place = Place()
-    domain: int = 1
-    interface: str = "lo"
-    disturbance: Disturbance = Disturbance()
-    motors: Motors = Motors()
-    noise: Noise = Noise()
-    patience: float = 0.1  # seconds without a sound command until the watchdog brakes
-    sensor: Sensor | None = field(default_factory=Sensor)  # of the camera; None: there is no camera
-    rate: float = 30.0  # its images a second
-    seed: int = 0
+    place: Place
+    domain: int
+    interface: str
+    disturbance: Disturbance
+    motors: Motors
+    noise: Noise
+    patience: float  # seconds without a sound command until the watchdog brakes
+    sensor: Sensor | None  # of the camera; None: there is no camera
+    rate: float  # its images a second
+    seed: int
 
 
 def run(plan: Plan, seconds: float | None, stop: Callable[[], bool]) -> tuple[World, Log, dict[str, Any]]:

@@ -40,6 +40,9 @@ class Noise:
     encoder: float = 0.0  # radians of positions; velocities, in radians a second: fifty times
 
 
+IDEAL, EXACT = Motors(), Noise()
+
+
 def damped() -> Command:
     """What motors do by themselves: they brake. Never nothing at all, which would drop the robot."""
     nothing = np.zeros(JOINTS)
@@ -49,7 +52,7 @@ def damped() -> Command:
 class StandIn:
     """Lies on the ground until it is commanded. Joints are in the robot's order."""
 
-    def __init__(self, world: World, motors: Motors = Motors(), noise: Noise = Noise(), seed: int = 0):
+    def __init__(self, world: World, motors: Motors = IDEAL, noise: Noise = EXACT, seed: int = 0):
         self.model, self.data = world.model, mujoco.MjData(world.model)
         self.motors, self.noise = motors, noise
         joints = self.model.actuator_trnid[:, 0]

@@ -11,7 +11,7 @@ from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Record
 from sdpg_runtime.link import RobotState
 
-from sdpg.robot.disturb import Disturbance, Line
+from sdpg.robot.disturb import NONE, Disturbance, Line
 
 _KEPT = 64  # commands between two polls
 
@@ -26,7 +26,7 @@ class Wire(Protocol):
 class DdsWire:
     """Both directions are disturbed alike, but not at the same messages."""
 
-    def __init__(self, domain: int, interface: str, disturbance: Disturbance = Disturbance()):
+    def __init__(self, domain: int, interface: str, disturbance: Disturbance = NONE):
         from sdpg_runtime.dds import messages
         from sdpg_runtime.dds.node import Node, taken
 

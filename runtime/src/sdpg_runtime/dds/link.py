@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-
 from sdpg_runtime.dds import layout, messages
 from sdpg_runtime.dds.layout import Record
 from sdpg_runtime.dds.messages import Image_, LowCmd_, LowState_

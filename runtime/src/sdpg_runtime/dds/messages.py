@@ -1,4 +1,5 @@
-"""The types that DDS knows messages by. Names, fields and extensibility (`final`) are the robot's, or it would not listen.
+"""The types that DDS knows messages by: names, fields and extensibility (`final`) are the robot's, or it would not
+listen.
 
 Talking to a real robot's firmware is expected to work because of that, and unproven.
 """
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from cyclonedds.idl import IdlStruct, make_idl_struct, types
 from cyclonedds.idl.annotations import autoid, final
-
 from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Coding, Record
 
