@@ -168,6 +168,15 @@ while time.monotonic() < end:
         process.wait()
 
 
+def test_closed_means_gone(ends: tuple[Robot, DdsLink]) -> None:
+    robot, link = ends
+    until(lambda: taken(robot.commands, 64), lambda: link.send(COMMAND))
+    assert len(robot.commands.get_matched_publications()) == 1
+    link.close()
+    until(lambda: not robot.commands.get_matched_publications())
+    link.close()  # again: nothing happens
+
+
 def test_stays_on_this_machine() -> None:
     xml = configuration("lo")
     assert 'name="lo"' in xml and "<AllowMulticast>false" in xml and 'address="localhost"' in xml

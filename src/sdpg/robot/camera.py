@@ -36,15 +36,18 @@ class SharedPose:
     def __init__(self, size: int):
         self._numbers = RawArray(c_double, 2 + size)
 
+    def _seen(self) -> np.ndarray:
+        return np.frombuffer(self._numbers)  # type: ignore[call-overload]
+
     def write(self, now: float, qpos: np.ndarray) -> None:
-        numbers = np.frombuffer(self._numbers)
+        numbers = self._seen()
         numbers[0] += 1.0
         numbers[1], numbers[2:] = now, qpos
         numbers[0] += 1.0
 
     def read(self) -> tuple[float, np.ndarray] | None:
         """None before the first."""
-        numbers = np.frombuffer(self._numbers)
+        numbers = self._seen()
         for _ in range(_TRIES):
             count = numbers[0]
             found = numbers.copy()
@@ -119,7 +122,7 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
                     taken,
                     list(image.shape),
                     str(image.dtype),
-                    image.tobytes(),  # type: ignore[arg-type]
+                    image.tobytes(),
                 )
                 waiting.append((taken + camera.latency, message))
                 number += 1

@@ -108,7 +108,8 @@ class Coding:
 
     def encode(self, record: Record) -> bytes:
         held = np.frombuffer(record.tobytes() + b"\0", np.uint8)  # the last one is what gaps get
-        return _CDR + held[self.places].tobytes()
+        payload: bytes = held[self.places].tobytes()
+        return _CDR + payload
 
     def decode(self, data: bytes) -> Record | None:
         """None: it is no such message, or coded in another way than all that is known to talk to a Go2."""

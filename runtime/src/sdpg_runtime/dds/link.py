@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from sdpg_runtime.dds import layout, messages
@@ -19,7 +20,7 @@ SENDING = 1.0  # seconds after its last command during which a publisher counts 
 _KEPT = 64  # messages between two polls
 _REASONS = 10  # that are kept for people
 _OLDEST = 10.0  # seconds: an image that says it is older was taken by another machine's clock
-_PIXELS = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
+_PIXELS: dict[str, np.dtype] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
 
 Clock = Callable[[], float]
 
@@ -112,7 +113,7 @@ def as_state(record: Record, now: float) -> RobotState:
     )
 
 
-def as_image(message: Image_, now: float) -> Image | str:
+def as_image(message: Any, now: float) -> Image | str:
     """Or why it is refused."""
     dtype = _PIXELS.get(message.dtype)
     shape = tuple(message.shape)

@@ -4,12 +4,12 @@ listen.
 Talking to a real robot's firmware is expected to work because of that, and unproven.
 """
 
-# Annotations are evaluated here: cyclonedds reads the fields of Image_ from them.
-from dataclasses import dataclass
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from cyclonedds.idl import IdlStruct, make_idl_struct, types
+from cyclonedds.idl import make_idl_struct, types
 from cyclonedds.idl.annotations import autoid, final
 from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Coding, Record
@@ -74,15 +74,20 @@ LowCmd_: Any = _message("LowCmd_", layout.LOW_CMD, _parts)
 LowState_: Any = _message("LowState_", layout.LOW_STATE, _parts)
 
 
-@dataclass
-@final
-@autoid("sequential")
-class Image_(IdlStruct, typename="sdpg.msg.dds_.Image_"):
-    """Ours: one image of a camera, before the policy's pipeline."""
-
-    camera: str
-    number: types.uint64  # rises by one with every image
-    time: types.float64  # CLOCK_MONOTONIC of the machine that took it, seconds
-    shape: types.array[types.uint32, 3]  # channels, height, width
-    dtype: str  # "uint8" or "float32", little-endian
-    data: types.sequence[types.uint8]
+Image_: Any = autoid("sequential")(
+    final(
+        make_idl_struct(
+            "Image_",
+            "sdpg.msg.dds_.Image_",
+            {
+                "camera": str,
+                "number": types.uint64,  # rises by one with every image
+                "time": types.float64,  # when the light came in: CLOCK_MONOTONIC of the camera's machine, seconds
+                "shape": types.array[types.uint32, 3],  # channels, height, width
+                "dtype": str,  # "uint8", or "float32", little-endian
+                "data": types.sequence[types.uint8],
+            },
+        )
+    )
+)
+"""Ours: one image of a camera, before the policy's pipeline."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from cyclonedds.core import Entity
@@ -57,9 +56,10 @@ class Node:
         return entity
 
     def close(self) -> None:
-        self._entities.clear()
-        with contextlib.suppress(AttributeError):
-            del self._participant
+        """Now, not when nobody refers to it any longer: others must see that its writers are gone. Nothing may be read
+        or written afterwards."""
+        for entity in (*reversed(self._entities), self._participant):
+            entity.__del__()  # cyclonedds has no other way; a second time does nothing
 
 
 def taken(reader: DataReader, most: int) -> list[Any]:
