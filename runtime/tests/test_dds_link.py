@@ -107,6 +107,13 @@ def test_commands_arrive_sealed(ends: tuple[Robot, DdsLink]) -> None:
         assert motors[name][:12].tolist() == values.tolist() and not motors[name][12:].any()
 
 
+def test_a_command_can_be_prepared_once_and_sent_often(ends: tuple[Robot, DdsLink]) -> None:
+    robot, link = ends
+    prepared, came = link.prepare(COMMAND), list[Any]()
+    until(lambda: len(came) >= 3, lambda: (link.send_prepared(prepared), came.extend(taken(robot.commands, 64))))
+    assert len({message.record.tobytes() for message in came}) == 1
+
+
 def test_images(ends: tuple[Robot, DdsLink]) -> None:
     robot, link = ends
     pixels = np.random.default_rng(0).random((1, 60, 106)).astype(np.float32)

@@ -20,6 +20,9 @@ from sdpg.cli import main, robots
         (["go2", "--latency", "-1"], "latency must be at least 0, not -1.0"),
         (["go2", "--watchdog", "0"], "watchdog must be positive, not 0.0"),
         (["go2", "--domain", "400"], "domain must be from 0 to 230, not 400"),
+        (["go2", "--interface", "nowhere0", "--no-camera"], "DDS can't begin on the interface 'nowhere0', domain 1"),
+        (["go2", "--report", "/proc/none/report.json"], "give another --report"),
+        (["go2", "--sensor.holes", "2"], "holes must be from 0 to 1, not 2.0"),
         (["go2", "--los", "0.1"], "did you mean --loss?"),
     ],
 )

@@ -76,6 +76,11 @@ def test_lies_until_it_is_commanded_then_stands_then_sinks(world: World) -> None
     assert _height(robot, world) < 0.12 and abs(robot.data.qvel).max() < 0.5
 
 
+def test_faces_where_it_is_told_to() -> None:
+    robot = StandIn(make_world(Place(heading=90.0)))
+    assert np.allclose(abs(robot.data.qpos[3:7]), (math.cos(math.pi / 4), 0.0, 0.0, math.sin(math.pi / 4)), atol=0.02)
+
+
 def test_servos_look_in_every_step_not_once_a_command(world: World) -> None:
     robot, command = StandIn(world), stand()
     applied = []

@@ -28,6 +28,8 @@ class RobotOptions:
     """Of the ground, and of all that is random."""
     course: bool = False
     """The same kind and level of ground all around, in place of the map of training."""
+    heading: float = 0.0
+    """Degrees to the left of +x that it faces at the start."""
     domain: int = 1
     """DDS domain; 0 is a real robot's."""
     interface: str = "lo"
@@ -49,9 +51,7 @@ class RobotOptions:
     watchdog: float = 100.0
     """Milliseconds without a sound command until the motors brake by themselves."""
     camera: bool = True
-    """A depth camera, in a process of its own."""
-    camera_rate: float = 30.0
-    """Its images a second."""
+    """A depth camera, in a process of its own; 30 images a second if --sensor.rate says nothing else."""
     sensor: Sensor = dataclasses.field(default_factory=Sensor)
     """What the camera gets wrong."""
     seconds: float | None = None
@@ -84,11 +84,13 @@ def _run(options: RobotOptions) -> int:
         where = "a plain" if options.terrain == "plain" else f"{options.terrain}, level {options.level}"
         how = f"domain {options.domain}, interface {options.interface}"
         print(f"a stand-in Go2 on {where}: {how}; lies until it is commanded (Ctrl-C ends)", flush=True)
+    if options.report is not None:
+        write_json(options.report, {}, "--report")  # a mistake is told now, not after an hour
     with stop_on_signals() as stop:
         world, log, facts = session.run(plan, options.seconds, stop)
     facts = {"robot": "stand-in Go2 (MuJoCo)", "options": dataclasses.asdict(options), **facts}
     if options.report is not None:
-        write_json(options.report, facts | {"trajectory": report.trajectory(log)})
+        write_json(options.report, facts | {"trajectory": report.trajectory(log)}, "--report")
     if options.video is not None:
         session.film(world, log, Path(options.video))
     if options.json:
@@ -106,7 +108,7 @@ def _plan(options: RobotOptions) -> Any:
 
     _require(options)
     return Plan(
-        place=Place(options.terrain, options.level, options.seed, options.course),
+        place=Place(options.terrain, options.level, options.seed, options.course, options.heading),
         domain=options.domain,
         interface=options.interface,
         disturbance=Disturbance(options.latency, options.jitter, options.loss, options.corrupt, options.seed),
@@ -114,7 +116,6 @@ def _plan(options: RobotOptions) -> Any:
         noise=Noise(options.imu_noise, options.encoder_noise),
         patience=1e-3 * options.watchdog,
         sensor=options.sensor if options.camera else None,
-        rate=options.camera_rate,
         seed=options.seed,
     )
 
@@ -126,9 +127,8 @@ def _require(options: RobotOptions) -> None:
     for name in ("loss", "corrupt"):
         if not 0.0 <= getattr(options, name) <= 1.0:
             raise SdpgError(f"{name} must be between 0 and 1, not {getattr(options, name)}")
-    for name in ("watchdog", "camera_rate"):
-        if getattr(options, name) <= 0.0:
-            raise SdpgError(f"{name.replace('_', '-')} must be positive, not {getattr(options, name)}")
+    if options.watchdog <= 0.0:
+        raise SdpgError(f"watchdog must be positive, not {options.watchdog}")
     if not 0 <= options.domain <= 230:
         raise SdpgError(f"domain must be from 0 to 230, not {options.domain}")
 
@@ -138,7 +138,8 @@ def _line(facts: dict[str, Any], falls: int) -> str:
     dropped = ", ".join(f"{count} {reason}" for reason, count in commands["dropped"].items()) or "none"
     rate = f"{commands['rate_hz']:.0f} a second" if commands["rate_hz"] else "none a second"
     pace = f"{facts['seconds']:.1f} s at {facts['real_time_factor'] or 0.0:.3f} of real time"
+    camera = "; the camera died" if facts["camera"] and not facts["camera"]["alive_at_the_end"] else ""
     return (
         f"{pace}: walked {facts['distance']:.1f} m, fell {falls} times; commands: {commands['accepted']}, {rate}, "
-        f"dropped {dropped}; the watchdog braked {len(commands['watchdog'])} times"
+        f"dropped {dropped}; the watchdog braked {len(commands['watchdog'])} times{camera}"
     )

@@ -24,6 +24,7 @@ from sdpg.rng import RowRng
 from sdpg.robot.world import Place, World, make_world
 
 PERFECT = Sensor()
+RATE = 30.0  # images a second, if the sensor model has none
 SOURCE = "depth"  # of the task's cameras
 _MILLISECOND = 1e-3
 _TRIES = 100  # to read a pose that is not just being written
@@ -84,7 +85,6 @@ class CameraPlan:
 
     place: Place
     sensor: Sensor
-    rate: float  # images a second
     domain: int
     interface: str
     seed: int
@@ -107,17 +107,17 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
     camera = DepthCamera(make_world(plan.place), plan.sensor, plan.seed)
     writer = Node(plan.domain, plan.interface).writer(messages.IMAGE, messages.Image_)
     waiting: deque[tuple[float, Any]] = deque()  # images on their way, and when they are there
-    number, due = 0, time.monotonic()
+    number, due, rate = 0, time.monotonic(), plan.sensor.rate or RATE
     while os.getppid() == parent:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             writer.write(waiting.popleft()[1])
         if now >= due:
-            due = max(due + 1.0 / plan.rate, now)  # those that are missed are left out
+            due = max(due + 1.0 / rate, now)  # those that are missed are left out
             if (seen := pose.read()) is not None:
                 taken, image = seen[0], camera.image(seen[1])
                 message = messages.Image_(
-                    SOURCE,
+                    camera.camera.name,
                     number,
                     taken,
                     list(image.shape),

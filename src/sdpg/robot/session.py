@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sdpg.camera import Sensor
+from sdpg.declarations import check_camera
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.robot import camera, report
@@ -35,7 +36,6 @@ class Plan:
     noise: Noise
     patience: float  # seconds without a sound command until the watchdog brakes
     sensor: Sensor | None  # of the camera; None: there is no camera
-    rate: float  # its images a second
     seed: int
 
 
@@ -43,12 +43,13 @@ def run(plan: Plan, seconds: float | None, stop: Callable[[], bool]) -> tuple[Wo
     """Until `stop`, or for so many seconds of physics."""
     torch.set_num_threads(1)
     world = make_world(plan.place)
+    check_camera(camera.SOURCE, replace(world.task.cameras[camera.SOURCE], sensor=plan.sensor))
     robot = StandIn(world, plan.motors, plan.noise, plan.seed)
     wire, inbox = DdsWire(plan.domain, plan.interface, plan.disturbance), Inbox(plan.patience)
     pose = process = None
     if plan.sensor is not None:
         pose = camera.SharedPose(world.model.nq)
-        eye = camera.CameraPlan(plan.place, plan.sensor, plan.rate, plan.domain, plan.interface, plan.seed)
+        eye = camera.CameraPlan(plan.place, plan.sensor, plan.domain, plan.interface, plan.seed)
         process = camera.start(eye, pose)
     try:
         log, pace = drive(robot, wire, inbox, seconds, stop, pose)

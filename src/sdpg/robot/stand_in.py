@@ -7,6 +7,7 @@ away from the base's origin.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mujoco
@@ -59,11 +60,11 @@ class StandIn:
         self._q, self._dq = self.model.jnt_qposadr[joints], self.model.jnt_dofadr[joints]  # (12,) where they are
         self._limit = self.model.actuator_forcerange[:, 1].copy()
         self._rng = np.random.default_rng(seed)
-        self._lie_down(world.origin)
+        self._lie_down(world.origin, world.heading)
 
-    def _lie_down(self, origin: Array) -> None:
+    def _lie_down(self, origin: Array, heading: float) -> None:
         self.data.qpos[:3] = origin + (0.0, 0.0, DROP)
-        self.data.qpos[3:7] = (1.0, 0.0, 0.0, 0.0)
+        self.data.qpos[3:7] = (math.cos(heading / 2), 0.0, 0.0, math.sin(heading / 2))
         self.data.qpos[self._q] = LYING
         for _ in range(round(SETTLE / self.model.opt.timestep)):
             self.step(damped())

@@ -11,6 +11,7 @@ from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Record
 from sdpg_runtime.link import RobotState
 
+from sdpg.errors import SdpgError
 from sdpg.robot.disturb import NONE, Disturbance, Line
 
 _KEPT = 64  # commands between two polls
@@ -30,7 +31,13 @@ class DdsWire:
         from sdpg_runtime.dds import messages
         from sdpg_runtime.dds.node import Node, taken
 
-        self._node, self._taken, self._message = Node(domain, interface), taken, messages.LowState_
+        try:
+            self._node = Node(domain, interface)
+        except Exception as error:  # the library has one of its own, and says little
+            raise SdpgError(
+                f"DDS can't begin on the interface '{interface}', domain {domain}; is there such an interface?"
+            ) from error
+        self._taken, self._message = taken, messages.LowState_
         self._reader = self._node.reader(messages.LOW_CMD, messages.LowCmd_, _KEPT)
         self._writer = self._node.writer(messages.LOW_STATE, messages.LowState_)
         self.inward = Line(disturbance)

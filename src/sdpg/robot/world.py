@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import mujoco
@@ -20,12 +21,13 @@ _SIDE = 5  # patches along a side of a course
 
 @dataclass(frozen=True)
 class Place:
-    """A patch of ground that a robot starts on, in its middle, facing +x."""
+    """A patch of ground that a robot starts on, in its middle."""
 
     terrain: str = PLAIN
     level: int = 0
     seed: int = 0
     course: bool = False
+    heading: float = 0.0  # degrees to the left of +x
 
     def rules(self) -> dict[str, bool]:
         return {
@@ -42,6 +44,7 @@ class World:
     task: Go2Terrain
     model: mujoco.MjModel
     origin: np.ndarray  # (3,) where the robot starts, on the ground
+    heading: float  # radians, that it faces then
 
 
 def make_world(place: Place) -> World:
@@ -56,7 +59,7 @@ def make_world(place: Place) -> World:
     for actuator in spec.actuators:
         actuator.set_to_motor()  # limits of torque stay
     origin = terrain.spawn(torch.tensor(level), torch.tensor(column)).double().numpy()
-    return World(task, spec.compile(), origin)
+    return World(task, spec.compile(), origin, math.radians(place.heading))
 
 
 def _ground(place: Place) -> tuple[Terrain, int, int]:

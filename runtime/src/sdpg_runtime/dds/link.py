@@ -65,7 +65,14 @@ class DdsLink:
         return self._image.get(camera)
 
     def send(self, command: Command) -> None:
-        self._commands.write(LowCmd_.of(as_record(command)))
+        self.send_prepared(self.prepare(command))
+
+    def prepare(self, command: Command) -> Any:
+        """Sealed, to be sent many times."""
+        return LowCmd_.of(as_record(command))
+
+    def send_prepared(self, prepared: Any) -> None:
+        self._commands.write(prepared)
 
     def publishers(self) -> int:
         """Those that were heard in the last second: a program that could send, but is silent, does not count."""
