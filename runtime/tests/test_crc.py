@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from sdpg_runtime.dds.crc import crc32_mpeg2, crc_of_words
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Coding, Record
 

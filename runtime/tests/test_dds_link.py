@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sdpg_runtime.dds import layout
 from sdpg_runtime.link import Command, Image, RobotState
 
@@ -19,7 +21,7 @@ if os.environ.get("CI"):
 pytest.importorskip("cyclonedds", reason="needs cyclonedds: pip install 'sdpg-runtime[dds]'")
 
 from sdpg_runtime.dds import messages
-from sdpg_runtime.dds.link import SENDING, DdsLink, as_record
+from sdpg_runtime.dds.link import SENDING, Arrivals, DdsLink, as_record
 from sdpg_runtime.dds.messages import Image_, LowCmd_, LowState_
 from sdpg_runtime.dds.node import Node, configuration, taken
 
@@ -83,6 +85,29 @@ def test_a_state_is_as_old_as_it_is(ends: tuple[Robot, DdsLink]) -> None:
     while (state := link.state()) is not first:  # those that were on their way
         first = state
     assert link.state() is first
+
+
+def test_arrivals_by_the_senders_clock() -> None:
+    """Sent every 2 ms by a clock that is 1000 s ahead, seen every 20 ms: they came up to 2 ms before they were seen."""
+    arrivals, ages = Arrivals(), []
+    for poll in range(1000):
+        now = 0.0203 * poll
+        sent = math.floor(now / 0.002) * 0.002
+        ages.append(now - arrivals.of(1000.0 + sent, now))
+        if poll > 50:
+            assert ages[-1] == pytest.approx(now - sent, abs=2e-4)
+    assert min(ages) >= 0.0 and max(ages) < 0.0021
+
+
+@pytest.mark.parametrize("step", [-3.0, 3.0])
+def test_arrivals_when_the_senders_clock_is_set(step: float) -> None:
+    """For some seconds states may look old, which is the safe side; never are they from the future."""
+    arrivals, ages = Arrivals(window=1.0), []
+    for poll in range(300):
+        now = 0.02 * poll
+        ages.append(now - arrivals.of(now + (step if poll > 100 else 0.0), now))
+    assert min(ages) >= 0.0 and max(ages) < 3.0 + 1e-9
+    assert [ages[100], ages[-1]] == pytest.approx([0.0, 0.0], abs=1e-9)
 
 
 def test_broken_states_are_dropped_and_counted(ends: tuple[Robot, DdsLink]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from sdpg_runtime.dds import layout
-from sdpg_runtime.dds.layout import Record
-from sdpg_runtime.link import Command
 
 from sdpg.robot.stand_in import StandIn
 from sdpg.robot.world import TIMESTEP
 from sdpg.tasks import go2
+from sdpg_runtime.dds import layout
+from sdpg_runtime.dds.layout import Record
+from sdpg_runtime.link import Command
 
 ZERO, ONE = np.zeros(12), np.ones(12)
 STANCE = np.array(go2.STANCE)

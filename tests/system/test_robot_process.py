@@ -21,10 +21,9 @@ if os.environ.get("CI"):
     import cyclonedds  # noqa: F401  continuous integration must have it
 pytest.importorskip("cyclonedds", reason="needs cyclonedds: pip install 'sdpg[robot]'")
 
+from sdpg.robot.disturb import broken
 from sdpg_runtime.dds.link import DdsLink
 from sdpg_runtime.dds.messages import LowCmd_
-
-from sdpg.robot.disturb import broken
 
 pytestmark = pytest.mark.slow
 PATIENCE = 120.0  # seconds: a machine may be busy, and a renderer's first use on it compiles

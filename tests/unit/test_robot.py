@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.stand_in import ONE, STANCE, ZERO, hold, rise, stand
-from sdpg_runtime.dds import layout
-from sdpg_runtime.link import Command
 
 from sdpg.errors import SdpgError
 from sdpg.robot.stand_in import NO_LOAD, Motors, Noise, StandIn, damped, limits, servo
@@ -18,6 +16,8 @@ from sdpg.robot.wire import state_record
 from sdpg.robot.world import KINDS, TIMESTEP, Place, World, make_world
 from sdpg.tasks import go2
 from sdpg.tasks.go2_terrain import GROUND, Go2Terrain
+from sdpg_runtime.dds import layout
+from sdpg_runtime.link import Command
 
 
 @pytest.fixture(scope="module")

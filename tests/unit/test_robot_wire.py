@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.stand_in import STANCE, rise, sealed, stand
-from sdpg_runtime.dds import layout
-from sdpg_runtime.dds.layout import Record
-from sdpg_runtime.link import Command
 
 from sdpg.robot.disturb import Disturbance, Line, broken, fate
 from sdpg.robot.inbox import DAMPED, DRIVEN, WAITING, WATCHDOG, Inbox, fault
@@ -15,6 +12,9 @@ from sdpg.robot.loop import EVERY, Log, Pace, drive
 from sdpg.robot.report import COLUMNS, fell, trajectory, walk
 from sdpg.robot.stand_in import DAMPING, StandIn, damped
 from sdpg.robot.world import TIMESTEP, Place, World, make_world
+from sdpg_runtime.dds import layout
+from sdpg_runtime.dds.layout import Record
+from sdpg_runtime.link import Command
 
 BITS = 8 * layout.LOW_CMD.itemsize
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
 from sdpg_runtime.dds.layout import Record
 
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from sdpg.robot.stand_in import damped
 from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Record
 from sdpg_runtime.link import Command
-
-from sdpg.robot.stand_in import damped
 
 MODES = ("waiting", "driven", "damped", "watchdog")
 """What motors do: brake, as nobody has commanded them yet; are stiff; brake, as they are told to; brake, as nobody

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import mujoco
 import numpy as np
-from sdpg_runtime.link import Command, RobotState
 
 from sdpg.robot.world import World
+from sdpg_runtime.link import Command, RobotState
 
 Array = np.ndarray
 JOINTS = 12

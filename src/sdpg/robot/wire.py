@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from sdpg_runtime.dds import layout
-from sdpg_runtime.dds.layout import Record
-from sdpg_runtime.link import RobotState
 
 from sdpg.errors import SdpgError
 from sdpg.robot.disturb import NONE, Disturbance, Line
+from sdpg_runtime.dds import layout
+from sdpg_runtime.dds.layout import Record
+from sdpg_runtime.link import RobotState
 
 _KEPT = 64  # commands between two polls
 

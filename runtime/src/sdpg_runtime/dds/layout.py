@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from sdpg_runtime.dds.crc import crc_of_words
 
 Record = np.ndarray

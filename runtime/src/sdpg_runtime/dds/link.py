@@ -1,15 +1,14 @@
-"""The runtime's end of the wire: LowState and images in, LowCmd out.
-
-Readers are polled, so that a state's time is when `state()` first saw it: at most one call of it late.
-"""
+"""The runtime's end of the wire: LowState and images in, LowCmd out. Readers are polled; nothing here has a thread."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from sdpg_runtime.dds import layout, messages
 from sdpg_runtime.dds.layout import Record
 from sdpg_runtime.dds.messages import Image_, LowCmd_, LowState_
@@ -41,6 +40,7 @@ class DdsLink:
         self._others = self._node.reader(messages.LOW_CMD, LowCmd_, _KEPT)
         self._commands = self._node.writer(messages.LOW_CMD, LowCmd_)
         self._state: RobotState | None = None
+        self._arrivals = Arrivals()
         self._image: dict[str, Image] = {}
         self._heard: dict[int, float] = {}  # who else sends commands: when last
 
@@ -48,11 +48,12 @@ class DdsLink:
         latest = None
         for message in taken(self._states, _KEPT):
             if (reason := fault_of_state(message.record)) is None:
-                latest = message.record
+                latest = message
             else:
                 self._drop(reason, "state")
         if latest is not None:
-            self._state = as_state(latest, self._clock())
+            stamp = 1e-9 * latest.sample_info.source_timestamp
+            self._state = as_state(latest.record, self._arrivals.of(stamp, self._clock()))
         return self._state
 
     def image(self, camera: str) -> Image | None:
@@ -92,6 +93,22 @@ class DdsLink:
             self.dropped.malformed += 1
         if len(self.dropped.reasons) < _REASONS:
             self.dropped.reasons.append(f"{what}: {reason}")
+
+
+class Arrivals:
+    """When messages arrived that were polled later, by the sender's stamps on them. Its clock may be any other: the
+    quickest message of the last seconds is taken to have come at once, others so much later than that."""
+
+    def __init__(self, window: float = 5.0):
+        self._window, self._since = window, -math.inf
+        self._least = self._least_before = math.inf  # seconds from a stamp to the poll: of this window, of the last
+
+    def of(self, stamp: float, now: float) -> float:
+        """Seconds, each by its own clock -> by ours, never later than now."""
+        if now - self._since > self._window:
+            self._least_before, self._least, self._since = self._least, math.inf, now
+        self._least = min(self._least, now - stamp)
+        return min(now, stamp + min(self._least, self._least_before))
 
 
 def fault_of_state(record: Record | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from cyclonedds.idl import make_idl_struct, types
 from cyclonedds.idl.annotations import autoid, final
+
 from sdpg_runtime.dds import layout
 from sdpg_runtime.dds.layout import Coding, Record
 
