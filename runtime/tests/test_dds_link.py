@@ -120,6 +120,28 @@ def test_broken_states_are_dropped_and_counted(ends: tuple[Robot, DdsLink]) -> N
     assert {"state: crc", "state: head"} == set(link.dropped.reasons) and len(link.dropped.reasons) <= 10
 
 
+def test_states_of_two_robots_are_refused(ends: tuple[Robot, DdsLink]) -> None:
+    """A policy must not see a mixture of them."""
+    now, (robot, _) = [0.0], ends
+    link, other = DdsLink(DOMAIN, clock=lambda: now[0]), Robot()
+    until(link.state, robot.say)
+
+    def both() -> None:
+        robot.say(tick=8)
+        other.say(tick=9)
+
+    until(lambda: link.state() and link.dropped.malformed > 5, both)
+    assert "state: 2 robots send states; one has to go" in link.dropped.reasons
+    now[0] += SENDING
+    time.sleep(0.1)
+    link.state()  # what was on its way
+    now[0] += SENDING
+    seen: RobotState = until(lambda: (state := link.state()) and state.tick == 10 and state, lambda: other.say(tick=10))
+    assert seen.tick == 10  # the other one alone
+    link.close()
+    other.node.close()
+
+
 def test_commands_arrive_sealed(ends: tuple[Robot, DdsLink]) -> None:
     robot, link = ends
     message = until(lambda: taken(robot.commands, 64), lambda: link.send(COMMAND))[-1]

@@ -15,7 +15,7 @@ from sdpg_runtime.dds.messages import Image_, LowCmd_, LowState_
 from sdpg_runtime.dds.node import LOOPBACK, Node, taken
 from sdpg_runtime.link import Command, Dropped, Image, RobotState
 
-SENDING = 1.0  # seconds after its last command during which a publisher counts as one
+SENDING = 1.0  # seconds after its last message during which a publisher counts as one
 _KEPT = 64  # messages between two polls
 _REASONS = 10  # that are kept for people
 _OLDEST = 10.0  # seconds: an image that says it is older was taken by another machine's clock
@@ -42,12 +42,16 @@ class DdsLink:
         self._state: RobotState | None = None
         self._arrivals = Arrivals()
         self._image: dict[str, Image] = {}
-        self._heard: dict[int, float] = {}  # who else sends commands: when last
+        self._robots, self._rivals = Heard(), Heard()  # who sends states, and who else sends commands
 
     def state(self) -> RobotState | None:
         latest = None
         for message in taken(self._states, _KEPT):
-            if (reason := fault_of_state(message.record)) is None:
+            robots = self._robots.count(self._clock(), message.sample_info.publication_handle)
+            reason = fault_of_state(message.record)
+            if robots > 1 and reason is None:
+                reason = f"{robots} robots send states; one has to go"
+            if reason is None:
                 latest = message
             else:
                 self._drop(reason, "state")
@@ -79,9 +83,8 @@ class DdsLink:
         """Those that were heard in the last second: a program that could send, but is silent, does not count."""
         now = self._clock()
         for message in taken(self._others, _KEPT):
-            self._heard[message.sample_info.publication_handle] = now
-        self._heard = {who: when for who, when in self._heard.items() if now - when < SENDING}
-        return len(self._heard)
+            self._rivals.count(now, message.sample_info.publication_handle)
+        return self._rivals.count(now)
 
     def close(self) -> None:
         self._node.close()
@@ -93,6 +96,21 @@ class DdsLink:
             self.dropped.malformed += 1
         if len(self.dropped.reasons) < _REASONS:
             self.dropped.reasons.append(f"{what}: {reason}")
+
+
+class Heard:
+    """Who spoke in the last second."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, float] = {}
+
+    def count(self, now: float, who: int | None = None) -> int:
+        """How many did, after `who` has spoken now."""
+        if who is not None:
+            self._last[who] = now
+        if len(self._last) > 1 or who is None:
+            self._last = {who: when for who, when in self._last.items() if now - when < SENDING}
+        return len(self._last)
 
 
 class Arrivals:
