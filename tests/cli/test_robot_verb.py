@@ -23,6 +23,7 @@ from sdpg.cli import main, robots
         (["go2", "--interface", "nowhere0", "--no-camera"], "DDS can't begin on the interface 'nowhere0', domain 1"),
         (["go2", "--report", "/proc/none/report.json"], "give another --report"),
         (["go2", "--sensor.holes", "2"], "holes must be from 0 to 1, not 2.0"),
+        (["go2", "--seconds", "0", "--no-camera", "--domain", "230"], "stopped before its first step"),
         (["go2", "--los", "0.1"], "did you mean --loss?"),
     ],
 )

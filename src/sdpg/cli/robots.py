@@ -138,7 +138,7 @@ def _line(facts: dict[str, Any], falls: int) -> str:
     dropped = ", ".join(f"{count} {reason}" for reason, count in commands["dropped"].items()) or "none"
     rate = f"{commands['rate_hz']:.0f} a second" if commands["rate_hz"] else "none a second"
     pace = f"{facts['seconds']:.1f} s at {facts['real_time_factor'] or 0.0:.3f} of real time"
-    camera = "; the camera died" if facts["camera"] and not facts["camera"]["alive_at_the_end"] else ""
+    camera = "; the camera died" if not facts.get("camera", {}).get("alive_at_the_end", True) else ""
     return (
         f"{pace}: walked {facts['distance']:.1f} m, fell {falls} times; commands: {commands['accepted']}, {rate}, "
         f"dropped {dropped}; the watchdog braked {len(commands['watchdog'])} times{camera}"

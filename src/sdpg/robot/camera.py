@@ -7,10 +7,11 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from ctypes import c_double
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from sdpg.build import views_of
 from sdpg.camera import Camera, Sensor
+from sdpg.errors import SdpgError
 from sdpg.render import sensor as model
 from sdpg.render.choose import make_renderer
 from sdpg.rng import RowRng
@@ -35,7 +37,8 @@ class SharedPose:
     is odd while numbers are written."""
 
     def __init__(self, size: int):
-        self._numbers = RawArray(c_double, 2 + size)
+        self._numbers = RawArray(c_double, 2 + size)  # the count, the time, qpos
+        self.sent = RawValue(c_double, -1.0)  # images, counted by the camera; -1: it isn't ready yet
 
     def _seen(self) -> np.ndarray:
         return np.frombuffer(self._numbers)  # type: ignore[call-overload]
@@ -97,6 +100,14 @@ def start(plan: CameraPlan, pose: SharedPose) -> BaseProcess:
     return process
 
 
+def wait(process: BaseProcess, pose: SharedPose, stop: Callable[[], bool]) -> None:
+    """Until it is ready, which takes some seconds: a robot that is switched on has a camera."""
+    while pose.sent.value < 0.0 and not stop():
+        process.join(0.05)
+        if not process.is_alive():
+            raise SdpgError("the camera's process ended before its first image; --no-camera leaves it out")
+
+
 def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
     """Until the robot's process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the robot's to see
@@ -107,11 +118,13 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
     camera = DepthCamera(make_world(plan.place), plan.sensor, plan.seed)
     writer = Node(plan.domain, plan.interface).writer(messages.IMAGE, messages.Image_)
     waiting: deque[tuple[float, Any]] = deque()  # images on their way, and when they are there
+    pose.sent.value = 0.0
     number, due, rate = 0, time.monotonic(), plan.sensor.rate or RATE
     while os.getppid() == parent:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             writer.write(waiting.popleft()[1])
+            pose.sent.value += 1.0
         if now >= due:
             due = max(due + 1.0 / rate, now)  # those that are missed are left out
             if (seen := pose.read()) is not None:

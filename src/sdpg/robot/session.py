@@ -12,6 +12,7 @@ import torch
 
 from sdpg.camera import Sensor
 from sdpg.declarations import check_camera
+from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
 from sdpg.robot import camera, report
@@ -52,6 +53,8 @@ def run(plan: Plan, seconds: float | None, stop: Callable[[], bool]) -> tuple[Wo
         eye = camera.CameraPlan(plan.place, plan.sensor, plan.domain, plan.interface, plan.seed)
         process = camera.start(eye, pose)
     try:
+        if process is not None and pose is not None:
+            camera.wait(process, pose, stop)
         log, pace = drive(robot, wire, inbox, seconds, stop, pose)
     finally:
         seeing = process is not None and process.is_alive()
@@ -59,13 +62,16 @@ def run(plan: Plan, seconds: float | None, stop: Callable[[], bool]) -> tuple[Wo
             process.terminate()
             process.join()
         wire.close()
+    if pace.steps == 0:
+        raise SdpgError("stopped before its first step: there is nothing to report")
     facts = report.walk(world, log, pace)
     facts["commands"] = inbox.facts()
     facts["wire"] = {
         name: {"lost": line.lost, "corrupted": line.corrupted, "on_purpose": asdict(line.disturbance)}
         for name, line in (("commands", wire.inward), ("states", wire.outward))
     }
-    facts["camera"] = None if process is None else {"pid": process.pid, "alive_at_the_end": seeing}
+    if process is not None and pose is not None:
+        facts["camera"] = {"pid": process.pid, "images": int(pose.sent.value), "alive_at_the_end": seeing}
     return world, log, facts
 
 
