@@ -7,8 +7,8 @@ import pytest
 
 from sdpg.build import make_env
 from sdpg.camera import Sensor
-from sdpg.render.pipeline import processed
 from sdpg.render.sensor import LOST
+from sdpg.render.stack import processed
 from sdpg.robot.camera import DepthCamera, SharedPose
 from sdpg.robot.world import Place, World, make_world
 from sdpg.tasks.go2_terrain import Go2Terrain
