@@ -116,7 +116,8 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
     from sdpg_runtime.dds.node import Node
 
     camera = DepthCamera(make_world(plan.place), plan.sensor, plan.seed)
-    writer = Node(plan.domain, plan.interface).writer(messages.IMAGE, messages.Image_)
+    node = Node(plan.domain, plan.interface)
+    writer = node.writer(messages.IMAGE, messages.Image_)
     waiting: deque[tuple[float, Any]] = deque()  # images on their way, and when they are there
     pose.sent.value = 0.0
     number, due, rate = 0, time.monotonic(), plan.sensor.rate or RATE
@@ -129,14 +130,8 @@ def _main(plan: CameraPlan, pose: SharedPose, parent: int) -> None:
             due = max(due + 1.0 / rate, now)  # those that are missed are left out
             if (seen := pose.read()) is not None:
                 taken, image = seen[0], camera.image(seen[1])
-                message = messages.Image_(
-                    camera.camera.name,
-                    number,
-                    taken,
-                    list(image.shape),
-                    str(image.dtype),
-                    image.tobytes(),
-                )
+                facts = (camera.camera.name, number, taken, list(image.shape), str(image.dtype))
+                message = messages.Image_(*facts, image.tobytes())
                 waiting.append((taken + camera.latency, message))
                 number += 1
                 continue
