@@ -44,7 +44,7 @@ def check_inputs(task: Task, obs: str) -> None:
         raise SdpgError(f"inputs['{obs}'] is empty; name at least one source")
     for source in sources:
         if source in task.cameras:
-            _check_camera(source, task.cameras[source])
+            check_camera(source, task.cameras[source])
     _check_encoders(task)
 
 
@@ -81,7 +81,7 @@ def _check_encoder(what: str, encoder: Encoder, image: bool) -> None:
             raise SdpgError(f"{what} has a width or features of {number}; they must be positive whole numbers")
 
 
-def _check_camera(source: str, camera: Camera) -> None:
+def check_camera(source: str, camera: Camera) -> None:
     if not isinstance(camera, Camera):
         raise SdpgError(f"cameras['{source}'] is {type(camera).__name__}; give a Camera")
     for name in ("width", "height", "stack"):

@@ -18,7 +18,7 @@ LAYERS = [
     {"engines", "declarations", "build"},
     {"run"},  # a run's folder: what is in it, and how it is read
     {"train", "evaluate", "check", "watch", "report", "doctor"},  # do not see each other, but for MAY
-    {"bench", "deploy"},
+    {"bench", "deploy", "robot"},
     {"cli", "__main__"},
 ]
 APART = [LAYERS[1], LAYERS[7]]

@@ -12,6 +12,7 @@ from sdpg import __version__
 from sdpg.cli.deploying import export
 from sdpg.cli.examining import bench, check, doctor
 from sdpg.cli.parse import Argv, Help, positional, wants_help
+from sdpg.cli.robots import robot
 from sdpg.cli.training import evaluate, tasks, train
 from sdpg.cli.watching import compare, play, replay, runs, view
 from sdpg.distributed import RankLost, my_rank
@@ -28,6 +29,7 @@ VERBS: dict[str, tuple[Callable[[Argv], int], str]] = {
     "runs": (runs, "list runs and their state: sdpg runs"),
     "compare": (compare, "curves of runs in one figure and one page: sdpg compare RUN RUN ..."),
     "export": (export, "a policy as ONNX with its contract: sdpg export RUN"),
+    "robot": (robot, "a simulated Go2 that speaks the real one's protocol: sdpg robot go2"),
     "check": (check, "does a task keep its promises? sdpg check my_module:MyTask"),
     "bench": (bench, "measure: sdpg bench (its --help lists what)"),
     "doctor": (doctor, "what this machine has and whether all works"),

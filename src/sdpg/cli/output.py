@@ -26,12 +26,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str, value: Any, option: str = "--write") -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(plain(value), indent=1) + "\n")
     except OSError as error:
-        raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another --write") from error
+        raise SdpgError(f"can't write '{path}': {error.strerror or error}; give another {option}") from error
 
 
 def print_facts(facts: Mapping[str, Any], indent: str = "") -> None:
