@@ -134,7 +134,7 @@ def draw_figure(results: list[dict[str, Any]], path: Path) -> None:
         places = [at + 0.36 * (i - 0.5) for at in range(len(results))]
         heights, errors = ([100 * result[name][part] for result in results] for part in ("share", "error"))
         axes.bar(places, heights, 0.34, yerr=errors, capsize=3, label=label)
-    axes.set_xticks(range(len(results)), [f"after {result['iteration']} iterations" for result in results])
+    axes.set_xticks(range(len(results)), [f"after iteration {result['iteration']}" for result in results])
     axes.set(ylabel="signal in the ascent direction, %", title="go2_terrain: friction, masses, gains, pushes")
     axes.title.set_fontsize(9)
     axes.legend(fontsize=8)
