@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -34,9 +35,22 @@ def compile_scene(task: Task) -> mujoco.MjModel:
     try:
         model = spec.compile()
     except Exception as error:  # the compiler's own exception types vary
-        raise SdpgError(f"the scene does not compile: {' '.join(str(error).split())}") from error
+        problem = " ".join(str(error).split())
+        raise SdpgError(f"the scene does not compile: {problem}{_files(task, spec, problem)}") from error
     check_params(task, model)
     return model
+
+
+def _files(task: Task, spec: mujoco.MjSpec, problem: str) -> str:
+    """Where to look: the compiler names a broken mesh, not its file, and no file's folder."""
+    named = re.search("Element name '([^']+)'", problem)
+    mesh = spec.mesh(named[1]) if named else None
+    told = f"; this is {mesh.file}" if mesh is not None and mesh.file else ""
+    if task.robot is not None:
+        from sdpg.tasks.menagerie import folder
+
+        told += f"; the robot's files are in {folder(task.robot)}"
+    return told
 
 
 def model_bytes(model: mujoco.MjModel) -> bytes:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.runs import subprocess_env
+from PIL import Image
 from torch import Tensor
 
 from sdpg.cli import main
@@ -65,6 +68,20 @@ def test_what_a_task_declares_is_told(capsys: Capture) -> None:
         "success: tilt",
     ):
         assert line in told, line
+
+
+def test_a_task_is_drawn_with_its_cameras(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "new" / "task.png"
+    assert main(["tasks", "test_tasks_verb:Declares", "--picture", str(file)]) == 0
+    assert f"picture: {file}" in capsys.readouterr().out.splitlines()
+    image = np.asarray(Image.open(file).convert("RGB"))
+    assert image.shape == (300, 300 + 4 + 400, 3)  # the scene, a gap, and 40 x 30 pixels as high as the scene
+    depth = image[:, 304:]
+    assert (depth == depth[..., :1]).all() and len(np.unique(depth)) > 3  # greys
+    assert main(["tasks", "--picture", str(file)]) == 2
+    assert "of which task?" in capsys.readouterr().err
+    assert main(["tasks", "cartpole", "--picture", str(tmp_path)]) == 2
+    assert f"the picture '{tmp_path}' can't be written" in capsys.readouterr().err
 
 
 class Declares(Cartpole):

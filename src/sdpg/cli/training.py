@@ -26,13 +26,17 @@ class TasksOptions:
 
     json: bool = False
     """One JSON object on standard output, with what is known once each task has been loaded."""
+    picture: Path | None = None
+    """Also draw the task that is named: its scene beside what each of its cameras shows a policy (PNG)."""
 
 
 def tasks(argv: Argv) -> int:
     task, rest = positional(argv)
     options = parse(TasksOptions, rest, "sdpg tasks")
     if task is not None:
-        return _describe(task, options.json)
+        return _describe(task, options)
+    if options.picture is not None:
+        raise SdpgError("of which task? sdpg tasks NAME --picture FILE.png")
     from sdpg.tasks.registry import BUILT_IN, glance, registry
 
     # Ours are known to load: a glance will do, and nobody waits for torch.
@@ -50,13 +54,18 @@ def tasks(argv: Argv) -> int:
     return 0
 
 
-def _describe(name: str, json: bool) -> int:
+def _describe(name: str, options: TasksOptions) -> int:
     from sdpg.check.describe import describe
     from sdpg.tasks.base import make_task
     from sdpg.tasks.registry import canonical
 
     facts = {"task": canonical(name), **describe(make_task(name))}
-    (print_json if json else print_facts)(facts)
+    if options.picture is not None:
+        from sdpg.watch.picture import picture, write_picture
+
+        write_picture(options.picture, picture(make_task(name)))
+        facts["picture"] = str(options.picture)
+    (print_json if options.json else print_facts)(facts)
     return 0
 
 

@@ -16,10 +16,13 @@ from sdpg.types import MOCAP
 
 _STAGES = {
     "state": mujoco.mjtStage.mjSTAGE_NONE,
-    "position": mujoco.mjtStage.mjSTAGE_VEL,  # the next step goes on from there: positions alone are no cheaper
+    "position": mujoco.mjtStage.mjSTAGE_POS,
     "velocity": mujoco.mjtStage.mjSTAGE_VEL,
     "acceleration": mujoco.mjtStage.mjSTAGE_ACC,
 }
+# No position depends on contacts and constraints, which are half of the position stage or more.
+_FLAGS = "opt.disableflags"
+_NO_CONSTRAINTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT | mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
 
 
 def silence_mujoco_log() -> None:
@@ -50,6 +53,7 @@ class CpuSim:
         self._batch = Batch(model, nsim=num_worlds, nthread=threads)
         self.threads = self._batch.nthread
         self._stage = int(_STAGES[stage_of(model, reads)])
+        self._positions_only = self._stage == mujoco.mjtStage.mjSTAGE_POS
         self._fresh = self._batch.state[0].copy()  # (S,) the state of a world at rest: what write() starts from
         self._ctrl = self._batch.bind("ctrl")  # (E, nu) view of the states
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
@@ -67,9 +71,11 @@ class CpuSim:
         self._ctrl[:] = ctrl.numpy()
         failed = np.zeros(self.num_worlds, bool)
         try:
-            self._batch.step(nstep=substeps, stage=self._stage)
+            self._batch.step(nstep=substeps, stage=0 if self._positions_only else self._stage)
         except SimulationError as error:
             failed[error.ids] = True
+        if self._positions_only:
+            self._forward_positions(np.flatnonzero(~failed))  # of the others the error has to stay
         self._refresh(None)
         warnings = self._batch.warning[..., 1].copy()
         self._warned, self._warnings = warnings != self._warnings, warnings
@@ -143,7 +149,8 @@ class CpuSim:
         return CpuSim(self.model, num_worlds, self.threads, self._reads, torch.float64)
 
     def _expanded(self) -> dict[str, np.ndarray]:
-        return self._batch._expanded  # the fields that set_params() or params() gave per-world values
+        """The fields that set_params() or params() gave per-world values."""
+        return {name: values for name, values in self._batch._expanded.items() if name != _FLAGS}
 
     def _set_params(self, ids: np.ndarray, params: Mapping[str, np.ndarray]) -> None:
         changed = False
@@ -157,10 +164,20 @@ class CpuSim:
 
     def _forward(self, ids: np.ndarray | None) -> None:
         """Make the fields of worlds whose state was written current."""
-        if self._stage != mujoco.mjtStage.mjSTAGE_NONE:
+        if self._positions_only:
+            self._forward_positions(ids)
+        elif self._stage != mujoco.mjtStage.mjSTAGE_NONE:
             with suppress(SimulationError):  # the next step reports these worlds
                 self._batch.forward(ids, stage=self._stage)
         self._refresh(ids)
+
+    def _forward_positions(self, ids: np.ndarray | None) -> None:
+        flags = self._batch.expand(_FLAGS)  # (E,)
+        before = flags.copy()
+        flags |= _NO_CONSTRAINTS
+        with suppress(SimulationError):  # the next step reports these worlds
+            self._batch.forward(ids, stage=self._stage)
+        flags[:] = before
 
     def _refresh(self, ids: np.ndarray | None) -> None:
         """float64 states -> fields of their type, once."""

@@ -5,7 +5,7 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,6 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.render.api import View
 from sdpg.render.choose import make_renderer
-from sdpg.sim.cpu import CpuSim
 from sdpg.types import Progress
 from sdpg.watch.player import Player
 
@@ -30,17 +29,7 @@ def frames(
     policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], progress: Progress = iter
 ) -> Iterator[np.ndarray]:
     """Images (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
-    sim = env.sim
-    assert isinstance(sim, CpuSim)
-    camera = env.task.camera
-    renderer = make_renderer(sim.model, 1, [View(camera, size, size)], threads=1, params=env.task.params)
-
-    def draw(qpos: Tensor) -> Tensor:
-        rgb = renderer.render(qpos, env.looks(renderer.varied))[camera].rgb
-        assert rgb is not None
-        return rgb[0]
-
-    player, stride = Player(policy, env, draw), frame_stride(env)
+    player, stride = Player(policy, env, third_person(env, size)), frame_stride(env)
     finished: list[tuple[float, int]] = []
     for _ in progress(range(episodes * env.task.episode_steps)):
         if player.steps % stride == 0:
@@ -50,6 +39,19 @@ def frames(
             if len(finished) == episodes:
                 break
     summary |= {"returns": [total for total, _ in finished], "lengths": [steps for _, steps in finished]}
+
+
+def third_person(env: BranchedEnv, size: int) -> Callable[[Tensor], Tensor]:
+    """What draws a state qpos (1, nq) as the scene's camera for films sees it: (3, size, size) uint8."""
+    camera = env.task.camera
+    renderer = make_renderer(env.sim.model, 1, [View(camera, size, size)], threads=1, params=env.task.params)
+
+    def draw(qpos: Tensor) -> Tensor:
+        rgb = renderer.render(qpos, env.looks(renderer.varied))[camera].rgb
+        assert rgb is not None
+        return rgb[0]
+
+    return draw
 
 
 def frame_stride(env: BranchedEnv) -> int:
