@@ -75,3 +75,13 @@ class Link(Protocol):
         """How many others send commands to this robot now."""
 
     def close(self) -> None: ...
+
+
+class PreparedLink(Link, Protocol):
+    """A link that can do the work of a message once and send it many times. Optional: the runtime looks for both."""
+
+    def prepare(self, command: Command) -> object:
+        """Serialised and signed; called by the control loop."""
+
+    def send_prepared(self, prepared: object) -> None:
+        """As `send`, from the publishing thread."""
