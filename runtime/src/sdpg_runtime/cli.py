@@ -74,7 +74,7 @@ def _replay(argv: Sequence[str]) -> int:
         return 0
     print(
         f"{found.ticks} ticks, {found.acted} of the policy: {found.other_inputs} with other inputs, "
-        f"{found.other_actions} with other actions (by up to {found.largest:.1e}), {found.gaps} after a gap"
+        f"{found.other_actions} with other actions (by up to {found.largest:.1e}), {found.gaps} ticks missing"
     )
     return 1
 

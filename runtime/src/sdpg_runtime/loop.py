@@ -161,7 +161,7 @@ class Runner:
     def _next_wish(self, now: float) -> Wish | None:
         if self._wishes:
             return self._wishes.popleft()
-        machine, passed = self.machine, now - self.machine.since
+        machine, passed = self.machine, now - self.machine.since + self._contract.seconds / 2  # to the nearest tick
         if machine.mode is Mode.POLICY and passed >= self.options.seconds:
             return Wish.QUIT
         if self.options.auto and machine.mode is Mode.PASSIVE:

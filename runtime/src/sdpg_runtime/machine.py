@@ -34,6 +34,7 @@ class Wish(enum.Enum):
 class Times:
     """Seconds."""
 
+    look: float = 1.0  # that Passive lasts at least: others that send must have been noticed
     crouch: float = 1.0  # from any pose to folded legs
     rise: float = 1.5  # from there to the policy's default pose
     ready: float = 1.0  # that Ready lasts at least, if it goes on by itself
@@ -56,7 +57,7 @@ class Machine:
         self.mode, self.since = Mode.PASSIVE, now
         self.reason = ""  # of damping
         self.note = ""  # what was asked for in vain
-        self._quits = False
+        self._rises = self._quits = False  # what was asked for
 
     def step(self, now: float, wish: Wish | None, trouble: str | None) -> Mode:
         """One tick: what somebody wants, and what a guard says."""
@@ -67,7 +68,11 @@ class Machine:
         elif self.mode is Mode.PASSIVE:
             self.note = ""
         if wish is not None:
-            self._heed(now, wish, bool(trouble))
+            self._heed(now, wish)
+        if trouble:
+            self._rises = False  # it must be asked for again
+        if self.mode is Mode.PASSIVE and self._rises and now - self.since >= self.times.look:
+            self._enter(Mode.STAND_UP, now)
         if self.mode is Mode.STAND_UP and now - self.since >= self.times.crouch + self.times.rise:
             self._enter(Mode.READY, now)
         return self.mode
@@ -77,14 +82,14 @@ class Machine:
             self.reason = reason
             self._enter(Mode.DAMPING, now)
 
-    def _heed(self, now: float, wish: Wish, trouble: bool) -> None:
+    def _heed(self, now: float, wish: Wish) -> None:
         if wish is Wish.QUIT:
             self._quits = True
         if wish in (Wish.QUIT, Wish.DAMPING):
             if self.mode is not Mode.PASSIVE:
                 self.damp(now, "asked for")
-        elif wish is Wish.STAND_UP and self.mode is Mode.PASSIVE and not trouble:
-            self._enter(Mode.STAND_UP, now)
+        elif wish is Wish.STAND_UP:
+            self._rises = True
         elif wish is Wish.POLICY and self.mode is Mode.READY:
             self._enter(Mode.POLICY, now)
 

@@ -35,7 +35,7 @@ class Replay:
     other_inputs: int = 0
     other_actions: int = 0
     largest: float = 0.0  # difference of an action
-    gaps: int = 0  # ticks of a policy that the log lost
+    gaps: int = 0  # ticks that the log lost
     damage: str = ""
     cut: bool = False  # at the end only, as a crash does
 
@@ -55,6 +55,9 @@ def replay(path: Path | str, folder: Folder, robot: Robot = GO2) -> Replay:
     last, before = np.zeros(len(folder.contract.joints.names), np.float32), -1
     for tick in log.ticks():
         found.ticks += 1
+        number = int(tick.row["number"])
+        found.gaps += number - before - 1
+        before = number
         if not tick.row["acted"]:
             continue
         found.acted += 1
@@ -62,9 +65,6 @@ def replay(path: Path | str, folder: Folder, robot: Robot = GO2) -> Replay:
             policy.reset()
             observer.reset()
             last = np.zeros_like(last)
-        elif tick.row["number"] != before + 1:
-            found.gaps += 1
-        before = int(tick.row["number"])
         last = _compared(tick, policy, observer, last, found)
     log.close()
     found.damage, found.cut = log.damage, log.cut
