@@ -31,7 +31,6 @@ def test_through_all_states_by_itself(world: Make) -> None:
     dog = world(seconds=1.0)
     dog.spin(20.0)
     assert [mode for mode, _ in itertools.groupby(dog.history)] == list(Mode)
-    count = {mode: dog.history.count(mode) for mode in Mode}
     assert (
         count[Mode.PASSIVE] == 50
         and abs(count[Mode.STAND_UP] - 125) <= 1
