@@ -12,8 +12,9 @@ from fakes import Clock, Robot, write_export
 
 from sdpg_runtime import contract
 from sdpg_runtime.log import Writer
-from sdpg_runtime.loop import Options, Runner
+from sdpg_runtime.loop import Runner
 from sdpg_runtime.machine import Mode
+from sdpg_runtime.options import Options
 from sdpg_runtime.policy import Policy
 from sdpg_runtime.robot import GO2
 from sdpg_runtime.velocity import constant

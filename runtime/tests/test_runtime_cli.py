@@ -16,16 +16,17 @@ from sdpg_runtime.cli import main
 from sdpg_runtime.screen import Keys, Screen, lines
 
 # A busy machine may be late; that is another test's business.
+QUICK = "--time look=0.1 --time crouch=0.5 --time rise=0.5 --time ready=0.1 --time damping=0.5".split()
 PATIENT = "--limit state_age=30 --limit image_age=30 --limit overruns=9999 --limit lost_loop=30".split()
 
 
-def command(export: Path, *more: str, interface: str = "lo", patient: bool = True) -> list[str]:
+def command(export: Path, *more: str, interface: str = "lo") -> list[str]:
     link = ["--link", "fakes:in_real_time", "--interface", interface]
-    return [sys.executable, "-m", "sdpg_runtime.cli", str(export), *link, *(PATIENT if patient else []), *more]
+    return [sys.executable, "-m", "sdpg_runtime.cli", str(export), *link, *PATIENT, *QUICK, *more]
 
 
-def run(export: Path, *more: str, interface: str = "lo", patient: bool = True) -> subprocess.CompletedProcess[str]:
-    called = command(export, *more, interface=interface, patient=patient)
+def run(export: Path, *more: str, interface: str = "lo") -> subprocess.CompletedProcess[str]:
+    called = command(export, *more, interface=interface)
     return subprocess.run(
         called, env=environment(), capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
@@ -44,7 +45,7 @@ def test_walk_log_and_replay(export: Path, tmp_path: Path) -> None:
     done = run(export, "--auto", "--seconds", "0.5", "--velocity", "0.5", "0", "--log", str(log), "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["mode"] == "damping" and report["reason"] == "asked for" and report["sent"] > 1000
+    assert report["mode"] == "damping" and report["reason"] == "asked for" and report["sent"] > 100
     assert report["log"]["lost_records"] == 0 and report["loop_ms"]["max"] > 0.0
     done = subprocess.run(
         [sys.executable, "-m", "sdpg_runtime.cli", "replay", str(log), str(export)],
@@ -69,14 +70,14 @@ def test_a_robot_that_lacks_something_is_refused(export: Path, interface: str, w
 
 
 def test_a_guard_ends_it_with_1(export: Path) -> None:
-    done = run(export, "--auto", "--domain", "2", "--json", "--limit", "state_age=0.5", interface="stops")
+    done = run(export, "--auto", "--domain", "1", "--json", "--limit", "state_age=0.5", interface="stops")
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["mode"] == "damping" and "no fresh state" in report["reason"]
 
 
 def test_a_loop_that_hangs_ends_it_with_1(export: Path) -> None:
     """The process ends although its control thread never comes back."""
-    done = run(export, "--auto", "--domain", "2", "--json", "--limit", "lost_loop=0.5", interface="dies")
+    done = run(export, "--auto", "--domain", "1", "--json", "--limit", "lost_loop=0.5", interface="dies")
     report = json.loads(done.stdout)
     assert done.returncode == 1 and "control loop stopped" in report["reason"]
 
@@ -87,12 +88,11 @@ def test_a_signal_damps_and_ends(export: Path, tmp_path: Path, number: signal.Si
         command(export, "--auto"), env=environment(), stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     )
     assert process.stdout is not None
-    while "policy" not in process.stdout.readline():
-        pass
+    assert any("policy" in line for line in process.stdout)
     process.send_signal(number)
     begun = time.monotonic()
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "damping asked for" in out and time.monotonic() - begun > 2.5
+    assert process.returncode == 0 and "damping asked for" in out and time.monotonic() - begun > 0.4
 
 
 def test_keys_from_a_pipe(export: Path) -> None:
@@ -103,8 +103,7 @@ def test_keys_from_a_pipe(export: Path) -> None:
     for key, expected in (("", "passive"), ("s", "stand_up"), ("", "ready"), ("p", "policy"), ("q", "damping")):
         process.stdin.write(key)
         process.stdin.flush()
-        while expected not in process.stdout.readline():
-            assert process.poll() is None
+        assert any(expected in line for line in process.stdout)
     process.communicate(timeout=60)
     assert process.returncode == 0
 

@@ -17,6 +17,7 @@ from sdpg_runtime import guards
 from sdpg_runtime.errors import Refused
 from sdpg_runtime.guards import Freshness, Limits, Rising
 from sdpg_runtime.machine import Mode, Wish
+from sdpg_runtime.options import changed, times
 
 Make = Callable[..., World]
 
@@ -224,9 +225,14 @@ def test_no_state_is_infinitely_old() -> None:
     assert Freshness().age(1.0, None) == np.inf
 
 
-def test_limits_can_be_changed_by_name() -> None:
-    changed = Limits().with_changes(["tilt=0.5", "overruns=9"])
-    assert changed.tilt == 0.5 and changed.overruns == 9 and changed.state_age == 0.05
-    for wrong in ("tilt=steep", "height=1", "tilt"):
-        with pytest.raises(Refused, match="NAME=VALUE"):
-            Limits().with_changes([wrong])
+def test_limits_and_times_can_be_changed_by_name() -> None:
+    limits = changed(Limits(), ["tilt=0.5", "overruns=9"], "--limit")
+    assert limits.tilt == 0.5 and limits.overruns == 9 and limits.state_age == 0.05
+    for wrong in ("tilt=steep", "height=1", "tilt", "overruns=1.5"):
+        with pytest.raises(Refused, match=r"--limit .* is not NAME=VALUE with one of state_age, "):
+            changed(Limits(), [wrong], "--limit")
+    with pytest.raises(Refused, match="must be at least 0 and finite"):
+        changed(Limits(), ["tilt=nan"], "--limit")
+    assert times(["rise=2"]).rise == 2.0
+    with pytest.raises(Refused, match=r"--time crouch must be at least 0\.5 s"):
+        times(["crouch=0.1"])

@@ -21,8 +21,9 @@ from sdpg_runtime.errors import Refused
 from sdpg_runtime.guards import Limits
 from sdpg_runtime.link import Link
 from sdpg_runtime.log import Writer
-from sdpg_runtime.loop import Options, Runner
+from sdpg_runtime.loop import Runner
 from sdpg_runtime.machine import Mode, Wish
+from sdpg_runtime.options import Options, changed, times
 from sdpg_runtime.policy import Policy
 from sdpg_runtime.replay import replay
 from sdpg_runtime.robot import GO2
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=math.inf, metavar="S", help="that the policy runs, then damping and the end")
     add("--wait", type=float, default=5.0, metavar="S", help="for state and images, at the start (default: 5)")
     add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of a guard, see docs/robot.md")
+    add("--time", action="append", default=[], metavar="NAME=S", help="of a state, see docs/robot.md")
     add("--log", metavar="FILE", help="log every tick there")
     add("--json", action="store_true", help="no screen; a report as JSON at the end")
     add("--version", action="version", version=__version__)
@@ -109,9 +111,15 @@ def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     folder = contract.load(args.folder)
     policy, told = Policy(folder), _velocity(args)
-    options = Options(Limits().with_changes(args.limit), publish=not args.dry_run, auto=args.auto, seconds=args.seconds)
+    options = Options(
+        limits=changed(Limits(), args.limit, "--limit"),
+        times=times(args.time),
+        publish=not args.dry_run,
+        auto=args.auto,
+        seconds=args.seconds,
+    )
     link = open_link(args.link, args.domain, args.interface)
-    log = None
+    log = runner = None
     try:
         log = None if args.log is None else Writer(args.log, folder, GO2)
         runner = Runner(link, folder, policy, told, options, log)
@@ -123,6 +131,8 @@ def _run(argv: Sequence[str]) -> int:
         _await_sensors(runner, args.wait)
         _watch(runner, args)
     finally:
+        if runner is not None:
+            runner.publisher.stop()  # before its link goes
         if log is not None:
             log.close()
         link.close()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from sdpg_runtime.errors import Refused
 from sdpg_runtime.link import Image, RobotState
 
 Array = np.ndarray
@@ -28,17 +27,6 @@ class Limits:
     refused: int = 5  # messages with a wrong CRC or shape, within a second
     publishers: int = 0  # others that send commands
     lost_loop: float = 0.1  # seconds without a tick, after which the sender gives up on the loop
-
-    def with_changes(self, changes: list[str]) -> Limits:
-        """From "name=value"."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for change in changes:
-            name, _, value = change.partition("=")
-            try:
-                values[name] = type(values[name])(value)
-            except (KeyError, ValueError) as error:
-                raise Refused(f"--limit {change} is not NAME=VALUE with one of {', '.join(values)}") from error
-        return Limits(**values)
 
 
 def stale_state(age: float, limits: Limits) -> str | None:

@@ -7,18 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sdpg_runtime import guards
 from sdpg_runtime.contract import Folder
-from sdpg_runtime.guards import Freshness, Limits, Rising
+from sdpg_runtime.guards import Freshness, Rising
 from sdpg_runtime.link import Command, Image, Link, RobotState
 from sdpg_runtime.log import MEASURED, Writer
-from sdpg_runtime.machine import Gains, Machine, Mode, Times, Wish, damped, held, standing_up
+from sdpg_runtime.machine import Machine, Mode, Wish, damped, held, standing_up
 from sdpg_runtime.observation import Observer, places
+from sdpg_runtime.options import Options
 from sdpg_runtime.policy import Policy
 from sdpg_runtime.publisher import Publisher
 from sdpg_runtime.replay import inputs_hash
@@ -27,16 +28,6 @@ from sdpg_runtime.timing import Clock, Histogram, Pacer, Sleep
 from sdpg_runtime.velocity import Velocity
 
 Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class Options:
-    limits: Limits = field(default_factory=Limits)
-    times: Times = field(default_factory=Times)
-    gains: Gains = field(default_factory=Gains)
-    publish: bool = True  # False: a dry run
-    auto: bool = False  # goes through the states by itself, and ends after damping
-    seconds: float = math.inf  # of the policy, then damping and the end
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ class Runner:
 
     def tick(self) -> None:
         now = self._clock()
-        measured = self._measure(now)
+        measured = self._measure()
         before = self.machine.mode
         mode = self.machine.step(now, self._next_wish(now), self._trouble(now, measured))
         if mode is Mode.STAND_UP and before is Mode.PASSIVE and measured.state is not None:
@@ -120,11 +111,12 @@ class Runner:
             self._write(self.log, now, took, measured, acted, command)
         self.ticks += 1
 
-    def _measure(self, now: float) -> Measured:
+    def _measure(self) -> Measured:
         state = self.link.state()
         if state is not None:
             state = _as_float32(state)
         found = {camera.camera: self.link.image(camera.camera) for camera in self._contract.cameras}
+        now = self._clock()  # after reading, so that nothing is younger than now
         images = {name: image for name, image in found.items() if image is not None}
         ages = {name: math.inf if image is None else now - image.time for name, image in found.items()}
         return Measured(state, images, self._freshness.age(now, state), ages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import termios
@@ -69,11 +70,11 @@ class Keys:
         return self
 
     def pressed(self) -> Wish | None:
-        if not self._open or not select.select([self._stream], [], [], 0)[0]:
+        if not self._open or not select.select([self._fd], [], [], 0)[0]:
             return None
-        key = self._stream.read(1)
+        key = os.read(self._fd, 1)  # past Python's buffer, of which select knows nothing
         self._open = bool(key)
-        return KEYS.get(key.lower())
+        return KEYS.get(key.decode("ascii", "replace").lower())
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
