@@ -97,6 +97,12 @@ def in_real_time(domain: int, interface: str) -> Robot:
     robot = Robot(camera=interface != "blind")
     if interface == "falls":
         robot.quaternion = np.array((0.0, 1.0, 0.0, 0.0))
+    if interface == "fails":
+
+        def fail(camera: str) -> Image | None:
+            raise OSError("the cable is out")
+
+        robot.image = fail  # type: ignore[method-assign]
     if interface == "stops":
         begun, advance = time.monotonic(), robot.advance
 

@@ -82,6 +82,12 @@ def test_a_loop_that_hangs_ends_it_with_1(export: Path) -> None:
     assert done.returncode == 1 and "control loop stopped" in report["reason"]
 
 
+def test_a_link_that_fails_is_told_in_one_line(export: Path) -> None:
+    done = run(export, "--auto", interface="fails")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "error in the control loop: OSError: the cable is out" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_damps_and_ends(export: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(

@@ -193,6 +193,17 @@ def test_an_error_in_the_loop_damps(world: Make) -> None:
     assert 8.5 < dog.clock.now - begun < 8.7
 
 
+def test_an_error_before_anything_moved_sends_nothing(world: Make) -> None:
+    dog = world(auto=False)
+
+    def fails() -> Any:
+        raise OSError("no wire")
+
+    dog.robot.publishers = fails  # type: ignore[method-assign]
+    dog.runner.run()
+    assert dog.mode is Mode.PASSIVE and not dog.robot.sent and dog.reason.endswith("OSError: no wire")
+
+
 def test_a_wire_that_refuses_is_told(world: Make) -> None:
     dog = world().walking()
 

@@ -72,6 +72,17 @@ def test_the_reason_of_a_guard_is_logged(world: Make, tmp_path: Path) -> None:
     assert rows[-1]["mode"] == Mode.DAMPING and b"no fresh state" in rows[-1]["reason"]
 
 
+def test_the_end_of_a_loop_that_is_lost_is_logged(export: Path, world: Make, tmp_path: Path) -> None:
+    dog = world(log=tmp_path / "l.ticks").walking()
+    dog.clock.sleep(4.0)
+    assert dog.runner.lost and dog.log is not None
+    dog.runner.log_blindly()
+    dog.log.close()
+    rows = [tick.row for tick in Log(tmp_path / "l.ticks").ticks()]
+    assert rows[-1]["mode"] == Mode.DAMPING and b"the control loop stopped" in rows[-1]["reason"]
+    assert replay(tmp_path / "l.ticks", load(export)).same
+
+
 def test_a_policy_that_answers_nan_replays(world: Make, tmp_path: Path) -> None:
     path = write_export(tmp_path / "nan", policy=graph(nan=True))
     walked(world, tmp_path / "n.ticks", path)

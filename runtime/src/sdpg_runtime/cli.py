@@ -22,7 +22,7 @@ from sdpg_runtime.guards import Limits
 from sdpg_runtime.link import Link
 from sdpg_runtime.log import Writer
 from sdpg_runtime.loop import Runner
-from sdpg_runtime.machine import Mode, Wish
+from sdpg_runtime.machine import ASKED, Mode, Wish
 from sdpg_runtime.options import Options, changed, times
 from sdpg_runtime.policy import Policy
 from sdpg_runtime.replay import replay
@@ -30,7 +30,6 @@ from sdpg_runtime.robot import GO2
 from sdpg_runtime.screen import Keys, Screen, lines
 
 HELP = "keys: s stand up, p policy, d damping, q quit"
-ASKED = "asked for"  # the reason of damping that nobody minds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,10 +197,14 @@ def _watch(runner: Runner, args: argparse.Namespace) -> None:
             elif runner.machine.mode is not mode and not args.json:
                 mode = runner.machine.mode
                 print(f"{mode.name.lower()} {runner.machine.reason}".rstrip(), flush=True)
+    if runner.lost:
+        runner.log_blindly()
 
 
 def _ended(runner: Runner, args: argparse.Namespace) -> int:
     report = runner.report()
+    if runner.machine.mode is Mode.PASSIVE and report["reason"] not in ("", ASKED):
+        raise Refused(report["reason"])
     code = 0 if report["reason"] in ("", ASKED) else 1
     if args.json:
         print(json.dumps(report | {"exit_code": code}))

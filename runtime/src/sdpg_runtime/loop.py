@@ -73,9 +73,9 @@ class Runner:
             for name in ("default", "low", "high", "stiffness", "damping")
         )
         self._crouch = np.asarray(robot.crouch, np.float32)
-        self._limp = damped(len(robot.joints), options.gains.damping)
+        self._damped = damped(len(robot.joints), options.gains.damping)
         self.machine = Machine(clock(), options.times, ends=options.auto)
-        self.publisher = Publisher(link, self._limp, options.limits.lost_loop, options.publish, clock, sleep)
+        self.publisher = Publisher(link, self._damped, options.limits.lost_loop, options.publish, clock, sleep)
         self.pacer = Pacer(self._contract.seconds, clock, sleep)
         self._freshness, self._rising, self._wishes = Freshness(), Rising(), deque[Wish](maxlen=16)
         self._start, self._last = self._default, np.zeros(len(self._contract.joints.names), np.float32)
@@ -187,7 +187,7 @@ class Runner:
                 passed = now - self.machine.since
                 where = standing_up(self._start, self._crouch, self._default, passed, self.options.times)
             return held(where, gains.stand_stiffness, gains.stand_damping)
-        return self._limp
+        return self._damped
 
     # --- what is kept of it
 
@@ -241,12 +241,26 @@ class Runner:
             try:
                 self.tick()
             except Exception as error:  # whatever it is: the robot must not be left with the last target
-                self.machine.damp(self._clock(), f"error in the control loop: {type(error).__name__}: {error}")
-                self.machine.step(self._clock(), self._next_wish(self._clock()), None)
-                self.publisher.set(self._limp)
+                self._failed(error)
             self.pacer.wait()
         self.publisher.stop()
         self.finished.set()
+
+    def _failed(self, error: Exception) -> None:
+        now = self._clock()
+        self.machine.damp(now, f"error in the control loop: {type(error).__name__}: {error}")
+        mode = self.machine.step(now, self._next_wish(now), None)
+        self.publisher.set(None if mode is Mode.PASSIVE else self._damped)
+        self.log_blindly()
+
+    def log_blindly(self) -> None:
+        """A tick without measurements: of a loop that failed, or, told by another thread, that is lost."""
+        if self.log is not None:
+            row = np.zeros((), self.log.dtype)
+            row["number"], row["time"], row["mode"] = self.ticks, self._clock(), Mode.DAMPING
+            row["reason"] = (self.machine.reason or self.publisher.trouble or "").encode()[:160]
+            self.log.tick(row, {})
+        self.ticks += 1
 
     @property
     def lost(self) -> bool:

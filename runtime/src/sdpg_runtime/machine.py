@@ -15,6 +15,9 @@ from sdpg_runtime.link import Command
 Array = np.ndarray
 
 
+ASKED = "asked for"  # the reason that nobody minds
+
+
 class Mode(enum.IntEnum):
     PASSIVE = 0
     STAND_UP = 1
@@ -78,16 +81,17 @@ class Machine:
         return self.mode
 
     def damp(self, now: float, reason: str) -> None:
-        if self.mode is not Mode.DAMPING:
+        if self.mode is Mode.PASSIVE:  # nothing was sent, so that there is nothing to damp
+            self.reason, self._quits = reason, True
+        elif self.mode is not Mode.DAMPING:
             self.reason = reason
             self._enter(Mode.DAMPING, now)
 
     def _heed(self, now: float, wish: Wish) -> None:
         if wish is Wish.QUIT:
             self._quits = True
-        if wish in (Wish.QUIT, Wish.DAMPING):
-            if self.mode is not Mode.PASSIVE:
-                self.damp(now, "asked for")
+        if wish is Wish.QUIT or (wish is Wish.DAMPING and self.mode is not Mode.PASSIVE):
+            self.damp(now, ASKED)
         elif wish is Wish.STAND_UP:
             self._rises = True
         elif wish is Wish.POLICY and self.mode is Mode.READY:
