@@ -79,6 +79,16 @@ def test_quitting_before_anything_moved_ends_at_once() -> None:
     assert machine.finished(1.0) and machine.mode is Mode.PASSIVE
 
 
+def test_quitting_is_heard_while_it_still_looks() -> None:
+    machine = Machine(0.0, Times())
+    machine.step(0.5, Wish.STAND_UP, None)
+    machine.step(1.0, Wish.QUIT, None)
+    assert machine.mode is Mode.PASSIVE and machine.finished(1.0)
+    machine = Machine(0.0, Times())
+    machine.step(0.5, Wish.DAMPING, None)
+    assert not machine.finished(0.5)  # nothing to damp
+
+
 def test_the_first_reason_is_kept() -> None:
     machine = Machine(0.0, Times())
     machine.step(1.0, Wish.STAND_UP, None)

@@ -72,7 +72,7 @@ class Machine:
             self.note = ""
         if wish is not None:
             self._heed(now, wish)
-        if trouble:
+        if trouble or self._quits:
             self._rises = False  # it must be asked for again
         if self.mode is Mode.PASSIVE and self._rises and now - self.since >= self.times.look:
             self._enter(Mode.STAND_UP, now)
