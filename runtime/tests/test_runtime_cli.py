@@ -146,6 +146,17 @@ def test_what_cannot_be_is_refused(export: Path, more: list[str], why: str, caps
     assert why in err and len(err.splitlines()) == 1
 
 
+def test_realtime_that_is_not_granted_is_refused(
+    export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.sched_setscheduler", denied)
+    assert main([str(export), "--realtime"]) == 2
+    assert "--realtime is not granted (Operation not permitted); leave it out" in capsys.readouterr().err
+
+
 def test_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     times = {"p50": 1.0, "p99": 2.0, "max": 3.0}
     report = {"mode": "stand_up", "reason": "", "note": "waits", "seconds": 1.0, "ticks": 5, "missed_deadlines": 1}

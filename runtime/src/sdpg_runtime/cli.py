@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from sdpg_runtime.replay import replay
 from sdpg_runtime.robot import GO2
 from sdpg_runtime.screen import Keys, Screen, lines
 
+PRIORITY = 10  # of real-time threads, 1 to 99
 HELP = "keys: s stand up, p policy, d damping, q quit"
 
 
@@ -100,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--wait", type=float, default=5.0, metavar="S", help="for state and images, at the start (default: 5)")
     add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of a guard, see docs/robot.md")
     add("--time", action="append", default=[], metavar="NAME=S", help="of a state, see docs/robot.md")
+    add("--realtime", action="store_true", help="ask for real-time scheduling: on a busy machine deadlines need it")
     add("--log", metavar="FILE", help="log every tick there")
     add("--json", action="store_true", help="no screen; a report as JSON at the end")
     add("--version", action="version", version=__version__)
@@ -117,6 +120,8 @@ def _run(argv: Sequence[str]) -> int:
         auto=args.auto,
         seconds=args.seconds,
     )
+    if args.realtime:
+        _ask_for_realtime()  # before the link's threads, which inherit it
     link = open_link(args.link, args.domain, args.interface)
     log = runner = None
     try:
@@ -136,6 +141,16 @@ def _run(argv: Sequence[str]) -> int:
             log.close()
         link.close()
     return _ended(runner, args)
+
+
+def _ask_for_realtime() -> None:
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+    except (OSError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or "not on this system"
+        raise Refused(
+            f"--realtime is not granted ({why}); leave it out, or give the right (ulimit -r, CAP_SYS_NICE)"
+        ) from error
 
 
 def _velocity(args: argparse.Namespace) -> velocity.Velocity:
