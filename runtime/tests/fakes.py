@@ -68,12 +68,22 @@ class Robot:
                 self.velocity = self.velocity + torque * seconds / steps
                 self.position = self.position + self.velocity * seconds / steps
         if not self.frozen:
+            self._count()
             tick = self._state.tick if self.frozen_tick and self._state else int(1000 * (now - self._begun))
             numbers = (self.quaternion, self.gyroscope, np.zeros(3), self.position, self.velocity, np.zeros(12))
             self._state = RobotState(now, tick, *(np.array(each) for each in numbers), self.remote)
         number = int((now - self._begun) * 30)
         if self.camera and not self.blind and (self._image is None or self._image.number != number):
             self._image = Image(now, number, self.pixels + np.float32(0.01) * (number % 7))
+
+    def _count(self) -> None:
+        """Of 10 messages so many are lost."""
+        if hasattr(self, "received"):
+            self._sent_states += 1
+            self.received += self._sent_states % 10 >= self.lossy
+
+    def counting(self) -> None:
+        self.received = self._sent_states = self.lossy = 0
 
     def state(self) -> RobotState | None:
         self.advance()

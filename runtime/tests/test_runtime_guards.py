@@ -127,6 +127,19 @@ def test_a_fault_before_the_start_keeps_it_from_moving(
     assert dog.mode is Mode.PASSIVE and not dog.robot.sent and dog.runner.machine.note
 
 
+def test_a_wire_that_loses_messages(world: Make) -> None:
+    dog = world()
+    dog.robot.counting()
+    dog.walking()
+    dog.robot.lossy = 1
+    dog.spin(2.0)
+    assert dog.mode is Mode.POLICY  # a tenth is borne
+    dog.robot.lossy = 3
+    dog.spin(1.1)
+    assert dog.mode is Mode.DAMPING and "states came within a second, 400 are needed" in dog.reason
+    assert_damped(dog)
+
+
 def test_a_policy_that_answers_nan(tmp_path: Path, world: Make) -> None:
     dog = world(write_export(tmp_path / "nan", policy=graph(nan=True)))
     dog.spin(6.0)

@@ -19,6 +19,7 @@ class Limits:
     """`--limit NAME=VALUE` changes one."""
 
     state_age: float = 0.05  # seconds since the robot's newest measurement
+    state_rate: float = 400.0  # states a second at least, of the robot's 500, if the link counts them
     image_age: float = 0.3  # seconds since the light of the newest image came in
     tilt: float = 1.0  # radians between the base's up and the world's
     joint_margin: float = 0.1  # radians that a joint may be beyond its range
@@ -100,6 +101,12 @@ def overruns(in_a_row: int, limits: Limits) -> str | None:
 def refused(count: int, limits: Limits) -> str | None:
     if count > limits.refused:
         return f"{count} messages with a wrong CRC or shape within a second, {limits.refused} are allowed"
+    return None
+
+
+def lost_states(in_a_second: int, limits: Limits) -> str | None:
+    if in_a_second < limits.state_rate:
+        return f"{in_a_second} states came within a second, {limits.state_rate:g} are needed: the wire loses messages"
     return None
 
 

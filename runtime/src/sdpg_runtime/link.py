@@ -77,6 +77,12 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
+class CountingLink(Link, Protocol):
+    """A link that counts. Optional: the runtime looks for it, and then notices a wire that loses messages."""
+
+    received: int  # sound states so far
+
+
 class PreparedLink(Link, Protocol):
     """A link that can do the work of a message once and send it many times. Optional: the runtime looks for both."""
 

@@ -79,7 +79,7 @@ class Runner:
         self.pacer = Pacer(self._contract.seconds, clock, sleep)
         self._freshness, self._rising, self._wishes = Freshness(), Rising(), deque[Wish](maxlen=16)
         self._start, self._last = self._default, np.zeros(len(self._contract.joints.names), np.float32)
-        self._acting = False
+        self._acting, self._arriving = False, Rising()
         self._thread: threading.Thread | None = None
         self.ticks, self.begun, self.finished = 0, clock(), threading.Event()
         self.loop_time, self.state_age, self.image_age, self.late = (Histogram() for _ in range(4))
@@ -132,6 +132,7 @@ class Runner:
             guards.overruns(self.pacer.in_a_row, limits),
             guards.refused(self._rising.rise(now, dropped.crc + dropped.malformed), limits),
             guards.second_publisher(others, limits),
+            self._lost_states(now),
             *self._unfit_images(measured.images),
         ]
         if state is not None:
@@ -145,6 +146,10 @@ class Runner:
                     guards.joint_rates(state, names, limits),
                 ]
         return next((trouble for trouble in found if trouble), None)
+
+    def _lost_states(self, now: float) -> str | None:
+        received = getattr(self.link, "received", None)
+        return None if received is None else guards.lost_states(self._arriving.rise(now, received), self.options.limits)
 
     def _unfit_images(self, images: Mapping[str, Image]) -> list[str | None]:
         cameras = [camera for camera in self._contract.cameras if camera.camera in images]
