@@ -9,9 +9,9 @@ JOBS ?= 2
 
 .PHONY: demo test check nightly style bench clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml runtime/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,ppo,dreamer,export]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,ppo,dreamer,export]' -e './runtime[dds]'
 	touch $@
 
 demo: $(STAMP)
@@ -47,5 +47,5 @@ bench: $(STAMP)
 	$(BIN)/sdpg bench smoothing
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage $(DEMO)
+	rm -rf .venv build dist src/*.egg-info runtime/src/*.egg-info runtime/build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage $(DEMO)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

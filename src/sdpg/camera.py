@@ -4,30 +4,11 @@ get wrong. Nothing here waits for torch: a robot runs the same pipeline."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Resize = Literal["bicubic", "bilinear", "area"]
-Range = tuple[float, float]
+from sdpg.pipeline import Pipeline as Pipeline
+from sdpg.pipeline import Range
 
-
-@dataclass(frozen=True)
-class Pipeline:
-    """From an image to what a policy sees, in this order; on a robot the same as in training (render/pipeline.py)."""
-
-    crop: tuple[int, int, int, int] = (0, 0, 0, 0)  # pixels cut off: top, bottom, left, right
-    limit: Range | None = None  # depth: metres, nearer and farther is as near and as far as this
-    width: int | None = None  # to which the image is resized; None: as wide as it is
-    height: int | None = None
-    resize: Resize = "area"
-    depth: Literal["metres", "centred", "bytes"] = "metres"
-    """How depth is told: float32 metres; from -0.5 to 0.5 over the limit; or as bytes from 0 to 255 over the limit,
-    which go through the encoder of colours."""
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that are left of an image."""
-        top, bottom, left, right = self.crop
-        height, width = height - top - bottom, width - left - right
-        return self.height or height, self.width or width
+_UNCHANGED = Pipeline()
 
 
 @dataclass(frozen=True)
@@ -60,7 +41,7 @@ class Camera:
     stack: int = 3
     groups: tuple[int, ...] = (0, 1, 2)  # the geom groups that it sees
     far: float = 5.0  # metres that a depth camera measures; to a policy, what lies beyond is as far as this
-    pipeline: Pipeline = Pipeline()
+    pipeline: Pipeline = _UNCHANGED
     sensor: Sensor | None = None
 
     @property

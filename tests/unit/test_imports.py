@@ -10,7 +10,7 @@ import pytest
 from helpers.runs import SRC
 
 LAYERS = [
-    {"types", "camera", "names", "rng", "errors", "ranges", "plugins", "distributed", "warp_engine", "machine"},
+    set("types camera pipeline names rng errors ranges plugins distributed warp_engine machine".split()),
     {"sim", "render", "nn", "tasks"},  # do not see each other
     {"env", "episodes"},
     {"algos"},

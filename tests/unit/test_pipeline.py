@@ -23,9 +23,9 @@ from sdpg.camera import Camera, Pipeline, Sensor
 from sdpg.declarations import check_inputs
 from sdpg.errors import SdpgError
 from sdpg.nn.encoders import Depth, Pixels
+from sdpg.pipeline import processed, resized, taps
 from sdpg.render import sensor as effects
 from sdpg.render.api import Image, View
-from sdpg.render.pipeline import processed, resized, taps
 from sdpg.render.stack import FrameStacks
 from sdpg.rng import RowRng
 from sdpg.run.memory import make_plan
@@ -64,7 +64,7 @@ def test_torch_and_numpy_give_the_same_bits(kind: Any, size: tuple[int, int]) ->
 
 def test_the_pipeline_needs_no_torch() -> None:
     script = (
-        "import sys, numpy as np; from sdpg.render.pipeline import processed; from sdpg.camera import Pipeline;"
+        "import sys, numpy as np; from sdpg.pipeline import processed; from sdpg.camera import Pipeline;"
         "seen = processed(np.ones((1, 8, 8), np.float32), Pipeline(limit=(0.0, 2.0), width=4, depth='centred'), True);"
         "assert seen.shape == (1, 8, 4) and not seen.any() and 'torch' not in sys.modules"
     )

@@ -75,3 +75,19 @@ class Link(Protocol):
         """How many others send commands to this robot now."""
 
     def close(self) -> None: ...
+
+
+class CountingLink(Link, Protocol):
+    """A link that counts. Optional: the runtime looks for it, and then notices a wire that loses messages."""
+
+    received: int  # sound states so far
+
+
+class PreparedLink(Link, Protocol):
+    """A link that can do the work of a message once and send it many times. Optional: the runtime looks for both."""
+
+    def prepare(self, command: Command) -> object:
+        """Serialised and signed; called by the control loop."""
+
+    def send_prepared(self, prepared: object) -> None:
+        """As `send`, from the publishing thread."""

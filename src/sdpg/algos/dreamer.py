@@ -23,7 +23,7 @@ from sdpg.algos.dreamer_networks import DreamerNetworks, as_tensordict, make_los
 from sdpg.algos.sequence_buffer import SequenceBuffer
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.render.pipeline import resized
+from sdpg.pipeline import resized
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Step
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sdpg.camera import Camera
+from sdpg.pipeline import processed
 from sdpg.render import sensor as model
 from sdpg.render.api import Renderer
-from sdpg.render.pipeline import processed
 from sdpg.rng import RowRng
 
 

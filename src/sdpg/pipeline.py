@@ -2,22 +2,44 @@
 
 They take torch tensors or numpy arrays and give the same bits for both, on every device: sums go one tap after the
 other, nothing is divided, and nothing here imports either library, so that a robot needs no torch. Images are (..., H,
-W): uint8 colours, or float32 metres.
+W): uint8 colours, or float32 metres. This file stands alone: the runtime for robots ships it as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from sdpg.camera import Pipeline, Range, Resize
+Resize = Literal["bicubic", "bilinear", "area"]
+Range = tuple[float, float]
 
 Array = Any
 """A torch.Tensor or a numpy.ndarray."""
 
 Taps = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
 """Of a resized axis: the first pixel that each new one is made of, then the second ...: their indices and weights."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From an image to what a policy sees, in this order; on a robot the same as in training."""
+
+    crop: tuple[int, int, int, int] = (0, 0, 0, 0)  # pixels cut off: top, bottom, left, right
+    limit: Range | None = None  # depth: metres, nearer and farther is as near and as far as this
+    width: int | None = None  # to which the image is resized; None: as wide as it is
+    height: int | None = None
+    resize: Resize = "area"
+    depth: Literal["metres", "centred", "bytes"] = "metres"
+    """How depth is told: float32 metres; from -0.5 to 0.5 over the limit; or as bytes from 0 to 255 over the limit,
+    which go through the encoder of colours."""
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that are left of an image."""
+        top, bottom, left, right = self.crop
+        height, width = height - top - bottom, width - left - right
+        return self.height or height, self.width or width
 
 
 def processed(image: Array, pipeline: Pipeline, depth: bool) -> Array:

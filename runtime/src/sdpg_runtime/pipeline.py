@@ -1,0 +1,1 @@
+../../../src/sdpg/pipeline.py
