@@ -25,14 +25,14 @@ Clock = Callable[[], float]
 
 
 class DdsLink:
-    """See `sdpg_runtime.link.Link`. Tried against the stand-in robot on the loopback interface; on no real robot.
+    """See `sdpg_runtime.link`: a `PreparedLink` and a `CountingLink`. Tried against the stand-in robot on the loopback interface; on no real robot.
 
     Images must come from a process on this machine: their times are those of its CLOCK_MONOTONIC, which all processes
     of a Linux machine share.
     """
 
     def __init__(self, domain: int = 1, interface: str = LOOPBACK, clock: Clock = time.monotonic):
-        self.dropped = Dropped()
+        self.dropped, self.received = Dropped(), 0
         self._clock = clock
         self._node = Node(domain, interface)
         self._states = self._node.reader(messages.LOW_STATE, LowState_, _KEPT)
@@ -53,6 +53,7 @@ class DdsLink:
                 reason = f"{robots} robots send states; one has to go"
             if reason is None:
                 latest = message
+                self.received += 1
             else:
                 self._drop(reason, "state")
         if latest is not None:
