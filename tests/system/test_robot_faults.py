@@ -1,7 +1,7 @@
 """What goes wrong on the way, over DDS and with real processes: the stand-in robot ends damped, and it is said why.
 
-Times are read from the runtime's log and the robot's report, which have one clock. Guards other than the one in question
-are switched off: a busy machine trips them, too.
+Times are read from the runtime's log and the robot's report, which have one clock. Guards other than the one in
+question are switched off: a busy machine trips them, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import pytest
 if os.environ.get("CI"):
     import cyclonedds  # noqa: F401  continuous integration must have these
     import onnx  # noqa: F401
-for package in ("cyclonedds", "onnx", "onnxruntime"):
-    pytest.importorskip(package, reason="needs pip install 'sdpg[robot,export]'")
+pytest.importorskip("cyclonedds", reason="needs cyclonedds: pip install 'sdpg[robot]'")
+pytest.importorskip("onnx", reason="needs onnx: pip install 'sdpg[export]'")
 
 from helpers.arms import need_scene
 from helpers.exports import TOO_FAST, standing
