@@ -83,11 +83,9 @@ def joint_limits(state: RobotState, low: Array, high: Array, names: tuple[str, .
 def joint_rates(state: RobotState, names: tuple[str, ...], limits: Limits) -> str | None:
     worst = int(np.abs(state.velocity).argmax())
     rate = abs(float(state.velocity[worst]))
-    return (
-        f"joint {names[worst]} turns at {rate:.0f} rad/s, {limits.joint_rate:g} are allowed"
-        if (rate > limits.joint_rate)
-        else None
-    )
+    if rate > limits.joint_rate:
+        return f"joint {names[worst]} turns at {rate:.0f} rad/s, {limits.joint_rate:g} are allowed"
+    return None
 
 
 def action_finite(action: Array) -> str | None:
