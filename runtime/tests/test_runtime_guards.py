@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import World
 from fakes import graph, write_export
+from worlds import World
 
 from sdpg_runtime import guards
 from sdpg_runtime.errors import Refused
