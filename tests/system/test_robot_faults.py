@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ PATIENCE = 180.0  # seconds: a machine may be busy, and a renderer's first use o
 ROOM = 2.0  # seconds from a damping command to a robot that obeys it: idle, it takes milliseconds
 WATCHDOG_SECONDS = 0.5
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-DOMAIN = 20 + WORKER % 40  # one for each worker of pytest: they must not hear each other
+SESSION = zlib.crc32(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())).encode())
+DOMAIN = 101 + (SESSION + WORKER) % 120  # workers of pytest, and other tests, must not hear each other
 OFF = {"state_age": 60.0, "state_rate": 0.0, "image_age": 60.0, "tilt": 4.0, "joint_margin": 9.0, "joint_rate": 9e9}
 OFF |= {"overruns": 10**9, "refused": 10**9, "lost_loop": 60.0}
 TIMES = {"look": 0.5, "crouch": 0.5, "rise": 0.5, "ready": 0.1, "damping": 1.0}
