@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import World
 from fakes import graph, write_export
+from worlds import World
 
 from sdpg_runtime import guards
 from sdpg_runtime.errors import Refused
-from sdpg_runtime.guards import Freshness, Limits, Rising
+from sdpg_runtime.guards import Arriving, Freshness, Limits, Rising
 from sdpg_runtime.machine import Mode, Wish
 from sdpg_runtime.options import changed, times
 
@@ -136,7 +136,7 @@ def test_a_wire_that_loses_messages(world: Make) -> None:
     assert dog.mode is Mode.POLICY  # a tenth is borne
     dog.robot.lossy = 3
     dog.spin(1.1)
-    assert dog.mode is Mode.DAMPING and "states came within a second, 400 are needed" in dog.reason
+    assert dog.mode is Mode.DAMPING and "states came for a second of the robot's, 400 are needed" in dog.reason
     assert_damped(dog)
 
 
@@ -243,6 +243,15 @@ def test_thresholds_are_where_they_are_said_to_be() -> None:
 def test_counts_rise_within_a_second() -> None:
     rising = Rising()
     assert [rising.rise(t, n) for t, n in ((0.0, 3), (0.5, 5), (1.0, 6), (1.4, 6), (3.0, 6))] == [0, 2, 3, 1, 0]
+
+
+def test_states_are_counted_by_the_robots_clock() -> None:
+    arriving = Arriving()
+    assert [arriving.rate(tick, tick // 2) for tick in (0, 500, 998)] == [0.0, 0.0, 0.0]  # nothing is known yet
+    assert arriving.rate(1000, 500) == 500.0
+    assert arriving.rate(1000, 500) == 500.0  # it stands still, which is another guard's business
+    assert arriving.rate(2000, 850) == 350.0
+    assert arriving.rate(20, 851) == 0.0  # switched off and on
 
 
 def test_no_state_is_infinitely_old() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import World, drain
 from fakes import contract, graph, write_export
+from worlds import World, drain
 
 from sdpg_runtime.contract import load
 from sdpg_runtime.errors import Refused

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import World
 from fakes import DEFAULT, JOINTS, Clock, Robot, contract, write_export
+from worlds import World
 
 from sdpg_runtime import velocity
 from sdpg_runtime.errors import Refused

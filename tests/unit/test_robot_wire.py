@@ -38,6 +38,17 @@ def test_fates_are_drawn_from_the_seed() -> None:
     assert fates != [fate(Disturbance(5.0, 10.0, 0.3, 0.1, seed=2), number, BITS) for number in range(3000)]
 
 
+def test_a_line_is_sound_until_it_begins_to_be_bad() -> None:
+    line = Line(Disturbance(loss=1.0, after=2.0))
+    record = sealed(stand())
+    line.put(record, 1.0)
+    assert len(line.get(1.0)) == 1 and line.lost == 0  # nobody has said yet when it begins
+    line.begins = 3.0
+    for now in (2.9, 3.0):
+        line.put(record, now)
+    assert len(line.get(5.0)) == 1 and line.lost == 1
+
+
 def test_nothing_happens_on_a_good_wire() -> None:
     line, record = Line(Disturbance()), sealed(stand())
     line.put(record, 1.0)

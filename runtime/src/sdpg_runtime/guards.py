@@ -19,7 +19,7 @@ class Limits:
     """`--limit NAME=VALUE` changes one."""
 
     state_age: float = 0.05  # seconds since the robot's newest measurement
-    state_rate: float = 400.0  # states a second at least, of the robot's 500, if the link counts them
+    state_rate: float = 400.0  # states for a second of the robot's clock, which has 500, if the link counts them
     image_age: float = 0.3  # seconds since the light of the newest image came in
     tilt: float = 1.0  # radians between the base's up and the world's
     joint_margin: float = 0.1  # radians that a joint may be beyond its range
@@ -83,11 +83,9 @@ def joint_limits(state: RobotState, low: Array, high: Array, names: tuple[str, .
 def joint_rates(state: RobotState, names: tuple[str, ...], limits: Limits) -> str | None:
     worst = int(np.abs(state.velocity).argmax())
     rate = abs(float(state.velocity[worst]))
-    return (
-        f"joint {names[worst]} turns at {rate:.0f} rad/s, {limits.joint_rate:g} are allowed"
-        if (rate > limits.joint_rate)
-        else None
-    )
+    if rate > limits.joint_rate:
+        return f"joint {names[worst]} turns at {rate:.0f} rad/s, {limits.joint_rate:g} are allowed"
+    return None
 
 
 def action_finite(action: Array) -> str | None:
@@ -104,9 +102,9 @@ def refused(count: int, limits: Limits) -> str | None:
     return None
 
 
-def lost_states(in_a_second: int, limits: Limits) -> str | None:
-    if in_a_second < limits.state_rate:
-        return f"{in_a_second} states came within a second, {limits.state_rate:g} are needed: the wire loses messages"
+def lost_states(rate: float, limits: Limits) -> str | None:
+    if rate < limits.state_rate:
+        return f"{rate:.0f} states came for a second of the robot's, {limits.state_rate:g} are needed: some are lost"
     return None
 
 
@@ -147,6 +145,27 @@ class Rising:
         while self._seen[0][0] < now - self._window:
             self._seen.popleft()
         return count - self._seen[0][1]
+
+
+class Arriving:
+    """How many states come for a second of the robot's own clock: a robot that is slow, or a machine that is busy,
+    loses none."""
+
+    SPAN = 1000  # milliseconds
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int]] = deque()  # the clock and the count, a second back
+
+    def rate(self, tick: int, received: int) -> float:
+        """0 until a second is over."""
+        if self._seen and tick < self._seen[-1][0]:  # it was switched off and on
+            self._seen.clear()
+        if not self._seen or tick > self._seen[-1][0]:
+            self._seen.append((tick, received))
+        while len(self._seen) > 1 and tick - self._seen[1][0] >= self.SPAN:
+            self._seen.popleft()
+        first, count = self._seen[0]
+        return 1000.0 * (self._seen[-1][1] - count) / (tick - first) if tick - first >= self.SPAN else 0.0
 
 
 def _ms(seconds: float) -> str:

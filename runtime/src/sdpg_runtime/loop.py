@@ -14,7 +14,7 @@ import numpy as np
 
 from sdpg_runtime import guards
 from sdpg_runtime.contract import Folder
-from sdpg_runtime.guards import Freshness, Rising
+from sdpg_runtime.guards import Arriving, Freshness, Rising
 from sdpg_runtime.link import Command, Image, Link, RobotState
 from sdpg_runtime.log import MEASURED, Writer
 from sdpg_runtime.machine import Machine, Mode, Wish, damped, held, standing_up
@@ -79,7 +79,7 @@ class Runner:
         self.pacer = Pacer(self._contract.seconds, clock, sleep)
         self._freshness, self._rising, self._wishes = Freshness(), Rising(), deque[Wish](maxlen=16)
         self._start, self._last = self._default, np.zeros(len(self._contract.joints.names), np.float32)
-        self._acting, self._arriving = False, Rising()
+        self._acting, self._arriving = False, Arriving()
         self._thread: threading.Thread | None = None
         self.ticks, self.begun, self.finished = 0, clock(), threading.Event()
         self.loop_time, self.state_age, self.image_age, self.late = (Histogram() for _ in range(4))
@@ -132,7 +132,7 @@ class Runner:
             guards.overruns(self.pacer.in_a_row, limits),
             guards.refused(self._rising.rise(now, dropped.crc + dropped.malformed), limits),
             guards.second_publisher(others, limits),
-            self._lost_states(now),
+            self._lost_states(state),
             *self._unfit_images(measured.images),
         ]
         if state is not None:
@@ -147,9 +147,11 @@ class Runner:
                 ]
         return next((trouble for trouble in found if trouble), None)
 
-    def _lost_states(self, now: float) -> str | None:
+    def _lost_states(self, state: RobotState | None) -> str | None:
         received = getattr(self.link, "received", None)
-        return None if received is None else guards.lost_states(self._arriving.rise(now, received), self.options.limits)
+        if received is None or state is None:
+            return None
+        return guards.lost_states(self._arriving.rate(state.tick, received), self.options.limits)
 
     def _unfit_images(self, images: Mapping[str, Image]) -> list[str | None]:
         cameras = [camera for camera in self._contract.cameras if camera.camera in images]

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from sdpg_runtime.dds.layout import HEAD, JOINTS, LOW_LEVEL, SERVO
 from sdpg_runtime.errors import Refused
 from sdpg_runtime.link import Command, Dropped, Image, RobotState
-
-JOINTS = 12  # of the 20 places for motors
-SERVO = 0x01  # a motor's mode
 
 Images = Mapping[str, Callable[[], Image | None]]
 
@@ -90,7 +88,8 @@ def _sdk() -> tuple[Any, Any, Any, Any]:
 
 
 def _empty(message: Any) -> Any:
-    message.head[0], message.head[1], message.level_flag, message.gpio = 0xFE, 0xEF, 0xFF, 0
+    message.head[0], message.head[1] = HEAD
+    message.level_flag, message.gpio = LOW_LEVEL, 0
     for motor in message.motor_cmd:
         motor.mode = SERVO
     return message

@@ -42,6 +42,8 @@ class RobotOptions:
     """Share of commands and states that are lost."""
     corrupt: float = 0.0
     """Share of commands and states in which a bit is turned over."""
+    disturb_after: float = 0.0
+    """Seconds from the first command on in which latency, jitter, loss and corruption do not begin yet."""
     imu_noise: float = 0.0
     """Standard deviation of the gyroscope, rad/s; a fifth of it in radians for orientation."""
     encoder_noise: float = 0.0
@@ -111,7 +113,9 @@ def _plan(options: RobotOptions) -> Any:
         place=Place(options.terrain, options.level, options.seed, options.course, options.heading),
         domain=options.domain,
         interface=options.interface,
-        disturbance=Disturbance(options.latency, options.jitter, options.loss, options.corrupt, options.seed),
+        disturbance=Disturbance(
+            options.latency, options.jitter, options.loss, options.corrupt, options.seed, options.disturb_after
+        ),
         motors=Motors(options.torque_speed),
         noise=Noise(options.imu_noise, options.encoder_noise),
         patience=1e-3 * options.watchdog,
@@ -121,7 +125,7 @@ def _plan(options: RobotOptions) -> Any:
 
 
 def _require(options: RobotOptions) -> None:
-    for name in ("latency", "jitter", "imu_noise", "encoder_noise"):
+    for name in ("latency", "jitter", "disturb_after", "imu_noise", "encoder_noise"):
         if getattr(options, name) < 0.0:
             raise SdpgError(f"{name.replace('_', '-')} must be at least 0, not {getattr(options, name)}")
     for name in ("loss", "corrupt"):

@@ -5,6 +5,7 @@ What happens to a message is a function of a seed and its number.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class Disturbance:
     loss: float = 0.0  # share of the messages
     corrupt: float = 0.0  # share of the messages in which a bit is turned over
     seed: int = 0
+    after: float = 0.0  # seconds of a sound wire, from the first command on; 0: it is never sound
 
 
 NONE = Disturbance()
@@ -51,11 +53,12 @@ class Line:
     def __init__(self, disturbance: Disturbance):
         self.disturbance = disturbance
         self.lost = self.corrupted = self.count = 0
+        self.begins = math.inf if disturbance.after else -math.inf  # the time from which on it is bad
         self._quiet = not (disturbance.latency or disturbance.jitter or disturbance.loss or disturbance.corrupt)
         self._on_the_way: deque[tuple[float, Record]] = deque()
 
     def put(self, record: Record, now: float) -> None:
-        if self._quiet:
+        if self._quiet or now < self.begins:
             self._on_the_way.append((now, record))
             return
         lost, delay, bit = fate(self.disturbance, self.count, 8 * record.dtype.itemsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,6 +69,7 @@ def run(plan: Plan, seconds: float | None, stop: Callable[[], bool]) -> tuple[Wo
     facts["commands"] = inbox.facts()
     facts["wire"] = {
         name: {"lost": line.lost, "corrupted": line.corrupted, "on_purpose": asdict(line.disturbance)}
+        | {"begins": line.begins if math.isfinite(line.begins) else None}  # seconds of CLOCK_MONOTONIC
         for name, line in (("commands", wire.inward), ("states", wire.outward))
     }
     if process is not None and pose is not None:

@@ -14,14 +14,16 @@ import mujoco
 import numpy as np
 
 from sdpg.robot.world import World
+from sdpg_runtime.dds.layout import JOINTS
 from sdpg_runtime.link import Command, RobotState
+from sdpg_runtime.machine import Gains
+from sdpg_runtime.robot import GO2
 
 Array = np.ndarray
-JOINTS = 12
 
-LYING = np.tile((0.0, 1.36, -2.65), 4)  # radians: legs folded beneath the trunk
+LYING = np.array(GO2.crouch)  # radians: legs folded beneath the trunk
 DROP, SETTLE = 0.12, 3.0  # metres above the ground from which it is put down; seconds it has for that
-DAMPING = 3.0  # N m per radian a second, of motors that nobody commands
+DAMPING = Gains().damping  # N m per radian a second, of motors that nobody commands: as the runtime damps
 NO_LOAD = np.tile((30.1, 30.1, 15.7), 4)  # radians a second at which a motor has no torque left
 KNEE = 0.5  # the share of that speed up to which it has all of it
 NO_POSITION, NO_VELOCITY = 1e9, 16000.0  # targets from here on mean: none, as the robot's protocol has it

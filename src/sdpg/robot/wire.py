@@ -45,7 +45,10 @@ class DdsWire:
 
     def commands(self, now: float) -> list[Record | None]:
         came: list[Record | None] = []
-        for message in self._taken(self._reader, _KEPT):
+        messages = self._taken(self._reader, _KEPT)
+        if messages and self.inward.begins == math.inf:
+            self.inward.begins = self.outward.begins = now + self.inward.disturbance.after
+        for message in messages:
             if message.record is None:
                 came.append(None)
             else:
