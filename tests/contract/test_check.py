@@ -112,7 +112,7 @@ def test_rows_are_drawn_with_what_they_have_of_their_own(monkeypatch):
         (bad.NoWidth, "scene", "cameras['pixels']: width is 0; it must be a positive whole number"),
         (bad.NoFrames, "scene", "cameras['pixels']: stack is 0; it must be a positive whole number"),
         (bad.SmallImages, "scene", "cameras['pixels']: images of 16 x 16 pixels are too small for the encoder 'half'"),
-        (bad.SmallDepth, "scene", "images of 8 x 84 pixels are too small for the encoder 'half'"),
+        (bad.SmallDepth, "scene", "images of 8 x 84 pixels are too small for the depth encoder"),
         (bad.NoMetres, "scene", "cameras['pixels']: far is 0.0; give positive metres"),
         (bad.WrongControl, "shapes", "control() gave controls with shape (4, 3, 2); it must be (4, 3, 1)"),
         (bad.WrongTerm, "shapes", "reward() gave the term 'effort' with shape (4, 3, 1); it must be (4, 3)"),
@@ -166,7 +166,7 @@ def test_tasks_pass_on_the_other_engine(task):
         (bad.NoWidth, "pixels", "cameras['pixels']: width is 0"),
         (bad.NoFrames, "pixels", "cameras['pixels']: stack is 0"),
         (bad.SmallImages, "pixels", "images of 16 x 16 pixels are too small for the encoder 'half'"),
-        (bad.SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the encoder 'half'"),
+        (bad.SmallDepth, "pixels", "images of 8 x 84 pixels are too small for the depth encoder"),
         (bad.Blind, "pixels", "the scene has no camera 'track'; it has: none"),
     ],
 )

@@ -242,6 +242,7 @@ def test_a_cheaper_encoder_of_depth_looks_at_means_of_four(kind: Convolutions) -
     assert not torch.allclose(encoder(depth), encoder(depth.flip(-1)), atol=1e-3)
     paper, cheap = (image_cost((1, 58, 87), True, each, 32).multiply_adds for each in ("drqv2", kind))
     assert 10 * cheap < paper
+    assert Depth((1, 30, 24), 4, generator, far=5.0, kind=kind)(torch.ones(1, 1, 30, 24)).shape == (1, 4)  # as before
 
 
 def test_precision_is_what_is_asked_for() -> None:

@@ -79,13 +79,16 @@ def scaled(x: Tensor, halved: bool) -> Tensor:
     return x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / whole)
 
 
-def require_large_enough(height: int, width: int, kind: Convolutions | None) -> None:
-    """Images that would have no pixel left behind the last layer; None: of the paper's depth encoder."""
+def least_size(kind: Convolutions | None) -> int:
+    """Pixels along a side that leave one behind the last layer; None: of the paper's depth encoder."""
     least = 1
     for _, kernel, stride in reversed(DEPTH_LAYERS if kind is None else LAYERS[kind]):
         least = (least - 1) * stride + kernel
-    if kind in HALVED:
-        least *= 2
+    return 2 * least if kind in HALVED else least
+
+
+def require_large_enough(height: int, width: int, kind: Convolutions | None) -> None:
+    least = least_size(kind)
     if min(height, width) < least:
         encoder = "the depth encoder" if kind is None else f"the encoder '{kind}'"
         raise SdpgError(
@@ -152,7 +155,8 @@ class Depth(nn.Module):
     """Depth images (B, C, H, W) -> (B, features): metres, scaled by `far` to [-0.5, 0.5]; without it, as they are.
 
     The paper's layers take 30 million multiply-adds an image of 58 x 87. The kinds for images of half the size look at
-    means of 2 x 2 depths, by the layers that they have for colours: 2.6 and 0.7 million."""
+    means of 2 x 2 depths, by the layers that they have for colours: 2.6 and 0.7 million. What is too small for them has
+    the paper's."""
 
     def __init__(
         self,
@@ -165,7 +169,7 @@ class Depth(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.far = far
-        if kind in HALVED:
+        if kind in HALVED and min(height, width) >= least_size(kind):
             layers, flat = convolutions(shape, kind, generator)
             self.convolutions = nn.Sequential(nn.AvgPool2d(2), layers)
         else:
