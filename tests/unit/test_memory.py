@@ -55,7 +55,9 @@ def test_the_machine_is_asked() -> None:
     assert resident_bytes() > 50 * 2**20
     free = free_bytes()
     assert free is None or free > 0
-    assert make_plan(resolve("cartpole")).total < 2 * GB
+    plan = make_plan(resolve("cartpole"))
+    # The program is as large as this process is, which earlier tests may have made large.
+    assert plan.fixed["program"] >= 50 * 2**20 and plan.total - plan.fixed["program"] < GB
 
 
 def test_a_gpu_is_asked_for_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
