@@ -25,7 +25,8 @@ Clock = Callable[[], float]
 
 
 class DdsLink:
-    """See `sdpg_runtime.link`: a `PreparedLink` and a `CountingLink`. Tried against the stand-in robot on the loopback interface; on no real robot.
+    """See `sdpg_runtime.link`: a `PreparedLink` and a `CountingLink`. Tried against the stand-in robot on the loopback
+    interface; on no real robot.
 
     Images must come from a process on this machine: their times are those of its CLOCK_MONOTONIC, which all processes
     of a Linux machine share.
