@@ -158,8 +158,8 @@ class SdpgCfg(AlgoCfg):
         t, k, d, a = self.horizon, shapes.branches, shapes.state, shapes.action
         activations, parameters = 0, 0
         for image in shapes.images:
-            cost, numbers = self._image_cost(image), image.channels * image.height * image.width
-            activations += 4 * (numbers + 3 * cost.outputs)  # as floats; outputs, what ReLU keeps, gradients
+            cost = self._image_cost(image)
+            activations += image.bytes + 4 * cost.kept  # drawn from the segment as bytes; as floats
             parameters += cost.parameters
         for mlp in (*shapes.vector_mlps(self.vector_widths), *shapes.state_mlps, *shapes.state_mlps):  # and the target
             parameters += multiply_adds(mlp)
