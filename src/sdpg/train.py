@@ -25,7 +25,7 @@ from sdpg.distributed import ALONE, Group
 from sdpg.engines import choose_engine
 from sdpg.env import BranchedEnv, join_rows
 from sdpg.errors import SdpgError
-from sdpg.machine import collecting, default_threads, resident_bytes, use_threads
+from sdpg.machine import collecting, default_threads, peak_bytes, resident_bytes, use_threads
 from sdpg.run import checkpoint, trackers
 from sdpg.run.failures import FailureRecorder
 from sdpg.run.folder import RunFolder, cant_write, require_empty
@@ -334,7 +334,9 @@ class _Run:
             "Perf/collect_seconds": collecting,
             "Perf/update_seconds": updating,
             "Perf/save_seconds": self.save_seconds,
-            "Perf/memory_mb": self.group.sums({"memory": resident_bytes() / 2**20})["memory"],
+            **self.group.sums(
+                {"Perf/memory_mb": resident_bytes() / 2**20, "Perf/peak_memory_mb": peak_bytes() / 2**20}
+            ),
         }
         self.save_seconds = 0.0
         if self.log is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from sdpg import presets
 from sdpg.algos.api import Carry, Context, Policy
 from sdpg.algos.registry import ALGORITHMS, algorithm
+from sdpg.bench import memory
 from sdpg.build import make_env
 from sdpg.config import TrainCfg
 from sdpg.errors import SdpgError
@@ -91,17 +92,18 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     name: str, tmp_path: Path, third_party: Path, teacher: Path
 ) -> None:
     """1. The same seed gives the same numbers. 2. With `exact_resume`, k iterations, saved, loaded and k more are 2 k
-    iterations, bit for bit. 4. The policy is evaluated and filmed."""
+    iterations, bit for bit; without, it is said. 4. The policy is evaluated and filmed."""
     cfg = tiny(name, teacher)
     schedule = replace(cfg, algo=replace(cfg.algo, schedule_iterations=4))
     train(schedule, tmp_path / "one")
     train(schedule, tmp_path / "two")
     train(replace(schedule, iterations=2), tmp_path / "parts")
-    train(schedule, tmp_path / "parts", resume=True)
+    train(schedule, tmp_path / "parts", resume=True, report=(heard := Recorder()))
     one, two, parts = (tensors(tmp_path / run) for run in ("one", "two", "parts"))
     assert one and all(torch.equal(one[key], two[key]) for key in one)
     if cfg.algo.exact_resume:
         assert one.keys() == parts.keys() and all(torch.equal(one[key], parts[key]) for key in one)
+    assert any("not bit for bit" in message for message in heard.messages()) != cfg.algo.exact_resume
     assert evaluate(tmp_path / "one", episodes=2, threads=1)["algorithm"] == name
     policy, env = open_run(tmp_path / "one", "last", seed=0)
     images = list(frames(policy, env, 1, 64, summary := {}))  # type: ignore[var-annotated]
@@ -109,6 +111,21 @@ def test_the_same_seed_gives_the_same_numbers_and_a_resume_goes_on(
     other = tmp_path / "other"
     train(replace(schedule, seed=1), other)
     assert any(not torch.equal(values, one[key]) for key, values in tensors(other).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS.built_in)
+def test_the_planned_memory_is_near_what_is_measured(name: str, teacher: Path) -> None:
+    """Sizes at which what the algorithm keeps is a good part of the whole; its buffer, if it has one, is full."""
+    obs = "state" if name in ("shac", "sapo") else "pixels"
+    cfg = presets.resolve("cartpole", obs=obs, algorithm=name)
+    options = memory.Options(
+        "cartpole", obs, "cpu", name, cfg.num_nominal, cfg.num_auxiliary, iterations=1, threads=1,
+        buffer=4000 if hasattr(cfg.algo, "buffer") else None,
+        teacher=str(teacher) if hasattr(cfg.algo, "teacher") else None,
+    )  # fmt: skip
+    found = memory.run(options)
+    assert found["planned_mb"] == pytest.approx(found["peak_mb"], rel=0.25)
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.built_in, NAME])

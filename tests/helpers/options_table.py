@@ -45,6 +45,8 @@ def options(name: str, found: dict[str, tuple[ast.ClassDef, str]]) -> list[Optio
     for field, below in zip(node.body, [*node.body[1:], None], strict=True):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
+        if "ClassVar" in ast.unparse(field.annotation):
+            continue
         merged[field.target.id] = Option(field.target.id, _default(field.value, source), _string(below))
     return list(merged.values())
 

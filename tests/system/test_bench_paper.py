@@ -23,12 +23,12 @@ from sdpg.bench import paper, paper_runs
 from sdpg.errors import SdpgError
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# Fewer episodes than a benchmark has: evaluation would take most of the time.
-WORDS = "bench paper --budget 2 --tasks cartpole --seeds 2 --episodes 4 --threads 1 --json --out".split()
+# Fewer episodes and worlds than a benchmark has: they would take most of the time.
+WORDS = "bench paper --budget 2 --tasks cartpole --seeds 2 --episodes 4 --environments 4 16 --threads 1".split()
 
 
 def _bench(folder: Path) -> tuple[dict, str]:
-    command = [sys.executable, "-m", "sdpg", *WORDS, str(folder)]
+    command = [sys.executable, "-m", "sdpg", *WORDS, "--json", "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=subprocess_env(), check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -74,7 +74,7 @@ def _page_needs_nothing_else(page: Path) -> None:
     reader.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[method-assign]
     reader.feed(text)
     images = re.findall(r"data:image/png;base64,([^\"]+)", text)
-    assert len(images) == tags.count("img") >= 5  # state, pixels, gradient norms, state and vision, the toy
+    assert len(images) == tags.count("img") >= 6  # state, pixels, gradient norms, state and vision, memory, the toy
     for image in images:
         assert np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("L")).std() > 5
 

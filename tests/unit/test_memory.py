@@ -42,6 +42,9 @@ def test_the_cost_of_an_encoder_is_that_of_its_layers() -> None:
     assert cost.parameters == sum(p.numel() for p in real.parameters())
     assert cost.outputs == 21248
     assert cost.multiply_adds == 12800 * 576 + 5184 * 512 + 3136 * 576 + 128 * 3136
+    assert cost.kept == 9 * 84 * 84 + 21248 + 2 * 12800  # what goes in, what comes out, the largest layer twice more
+    halved = image_cost((9, 84, 84), False, "half", 128)
+    assert halved.kept == 9 * 42 * 42 + 21248 + 2 * 12800
 
 
 def test_images_dominate_a_run_from_pixels_and_grow_with_the_nominals_alone() -> None:

@@ -12,6 +12,7 @@ KNOWN = classes(ROOT / "src")
 SOURCE = '''
 @dataclass(frozen=True)
 class BaseCfg:
+    name: ClassVar[str] = "no option"
     seed: int = 0
     rate: float = 1e-3
     """Step

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.api import Context
+from sdpg.algos.registry import ALGORITHMS
 from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, ascent_direction
 from sdpg.bench import view
 from sdpg.build import make_env
@@ -168,5 +169,6 @@ def test_the_diagram_has_every_algorithm_that_can_be_seen_so(tmp_path: Path) -> 
     )
     assert found["guided policy search"][0] > 1 and found["guided policy search"][1] > 1
     assert found["a2c"] == (1, 1) and found["ppo"] == (1, 20)
-    assert "drqv2" not in found  # its trajectories are not searched: it has a Q function
+    assert set(result["others"]) == {"drqv2", "dagger", "dreamer"}  # of Q, of a teacher, in a model: none is searched
+    assert found.keys() == (ALGORITHMS.built_in.keys() - set(result["others"])) | view.SETTINGS.keys()
     assert (tmp_path / "view.png").stat().st_size > 5000

@@ -108,7 +108,7 @@ class ShacCfg(AlgoCfg):
         for image in shapes.images:
             shape = (image.channels, image.height, image.width)
             cost = image_cost(shape, image.depth, self.encoder, image.features or self.encoder_features)
-            passes += 4 * (math.prod(shape) + 3 * cost.outputs)  # as floats; outputs, what ReLU keeps, gradients
+            passes += image.bytes + 4 * cost.kept  # drawn from the segment as bytes; as floats
             image_parameters += cost.parameters
         chunk = min(self.actor_chunk, t * shapes.num_nominal)
         fixed = {"networks": 4 * 8 * image_parameters, "passes through the networks": passes * chunk}

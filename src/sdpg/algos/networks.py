@@ -42,8 +42,7 @@ class NetworkCfg(AlgoCfg):
             shape = (image.channels, image.height, image.width)
             cost = image_cost(shape, image.depth, self.encoder, image.features or self.encoder_features)
             parameters += cost.parameters
-            # Drawn from the segment as bytes; as floats; outputs, what ReLU keeps, gradients.
-            sample += image.bytes + 4 * (math.prod(shape) + 3 * cost.outputs)
+            sample += image.bytes + 4 * cost.kept  # drawn from the segment as bytes; as floats
         return parameters, sample
 
 

@@ -158,16 +158,15 @@ class SdpgCfg(AlgoCfg):
         t, k, d, a = self.horizon, shapes.branches, shapes.state, shapes.action
         activations, parameters = 0, 0
         for image in shapes.images:
-            cost, numbers = self._image_cost(image), image.channels * image.height * image.width
-            activations += 4 * (numbers + 3 * cost.outputs)  # as floats; outputs, what ReLU keeps, gradients
+            cost = self._image_cost(image)
+            activations += image.bytes + 4 * cost.kept  # drawn from the segment as bytes; as floats
             parameters += cost.parameters
         for mlp in (*shapes.vector_mlps(self.vector_widths), *shapes.state_mlps, *shapes.state_mlps):  # and the target
             parameters += multiply_adds(mlp)
-        fixed = {
-            # weights, gradients, two moments; as many again in passing when a checkpoint is written
-            "networks": 4 * 8 * parameters,
-            "passes through the networks": activations * min(self.actor_chunk, t * shapes.num_nominal),
-        }
+        networks = 4 * 4 * parameters  # weights, gradients, two moments
+        passes = activations * min(self.actor_chunk, t * shapes.num_nominal)
+        # A checkpoint's copy of the networks is made when the passes are over.
+        fixed = {"networks": networks, "passes through the networks": max(passes, networks)}
         # Before and after the step, once in a list and once stacked; normalised and shuffled for the critic; noise,
         # flags.
         step = 4 * (6 * d + 3 * a) + 64

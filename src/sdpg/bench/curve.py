@@ -19,6 +19,7 @@ COLUMNS = curves.AXES | {
     "return": (listing.RETURN, 1),
     "length": ("Train/mean_episode_length", 1),
     "memory_mb": ("Perf/memory_mb", 1),
+    "peak_memory_mb": ("Perf/peak_memory_mb", 1),
     "grad_norm": ("Loss/actor_grad_norm", 1),
 }
 

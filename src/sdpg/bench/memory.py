@@ -8,16 +8,23 @@ rendered (as for PPO) and when only N are and the rest is physics (as for SDPG).
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+from sdpg.algos.api import AlgoCfg
 from sdpg.bench import machine
 from sdpg.build import cameras_of
+from sdpg.config import TrainCfg
+from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.presets import resolve
+from sdpg.run.policy import build_algorithm
 from sdpg.tasks.base import make_task
 
 
@@ -34,6 +41,11 @@ class Options:
     num_nominal: int = 64
     num_auxiliary: int = 63
     iterations: int = 2
+    """Of a method with a replay buffer: once it is full."""
+    buffer: int | None = None
+    """Observations that a replay buffer holds; without, as many as the preset says."""
+    teacher: str | None = None
+    """The run folder of a student's teacher."""
     threads: int = 0
     """CPU threads; 0: all cores."""
     scaling: bool = False
@@ -56,6 +68,7 @@ def run(options: Options) -> dict[str, Any]:
         "algorithm": options.algorithm,
         "num_nominal": options.num_nominal,
         "num_auxiliary": options.num_auxiliary,
+        "buffer": options.buffer,
         "machine": machine.describe(options.threads or None),
         **peak,
     }
@@ -65,7 +78,9 @@ def _peak(options: Options, num_nominal: int, num_auxiliary: int, iterations: in
     """In a fresh process: what an earlier configuration left allocated does not count."""
     words = [options.task, options.obs, options.preset, options.algorithm]
     numbers = [num_nominal, num_auxiliary, iterations, options.threads]
-    command = [sys.executable, "-m", "sdpg.bench.memory", *words, *map(str, numbers)]
+    algo = {"buffer": options.buffer, "teacher": options.teacher}
+    given = json.dumps({name: value for name, value in algo.items() if value is not None})
+    command = [sys.executable, "-m", "sdpg.bench.memory", *words, *map(str, numbers), given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it was killed, perhaps for want of memory"])[-1]
@@ -118,35 +133,59 @@ def _seen(task: str) -> str:
 
 
 def _measure(
-    task: str, obs: str, preset: str, algorithm: str, n: int, m: int, iterations: int, threads: int
-) -> dict[str, Any]:
+    task: str, obs: str, preset: str, algorithm: str, n: int, m: int, iterations: int, threads: int,
+    algo: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """The child: whole iterations, or with none of them one segment of random actions whose images are kept."""
-    import torch
-
     from sdpg.build import make_env
     from sdpg.machine import default_threads, peak_bytes, use_threads
     from sdpg.run.memory import make_plan
-    from sdpg.run.policy import build_algorithm
 
     baseline = peak_bytes()
     threads = threads or default_threads()
     use_threads(threads)
     cfg = replace(resolve(task, preset, obs, algorithm), num_nominal=n, num_auxiliary=m)
+    cfg = replace(cfg, algo=_with(cfg.algo, algo))
     planned = make_plan(cfg).total
     env = make_env(task, n, m, 0, threads, obs)
     if iterations:
-        algo = build_algorithm(cfg, env)
-        for _ in range(iterations):
-            algo.update(algo.collect(env))
+        _iterate(cfg, env, iterations)
     else:
-        seen = []
-        for _ in range(cfg.algo.history):
-            seen.append({name: source.clone() for name, source in env.observe().sources.items()})
-            env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
+        _play_segment(cfg, env)
     facts = {"peak_mb": peak_bytes(), "import_mb": baseline, "planned_mb": planned}
     return {name: round(size / 2**20, 1) for name, size in facts.items()}
 
 
+def _with(algo: AlgoCfg, values: Mapping[str, Any]) -> AlgoCfg:
+    if unknown := [name for name in values if not hasattr(algo, name)]:
+        raise SdpgError(f"{algo.name} has no {unknown[0]}")
+    if "buffer" in values and getattr(algo, "seed_steps", 0) > values["buffer"]:
+        values = {**values, "seed_steps": values["buffer"]}
+    return replace(algo, **values)
+
+
+def _iterate(cfg: TrainCfg, env: BranchedEnv, iterations: int) -> None:
+    """The memory of a replay buffer is taken as it fills: it is full before anything is learnt."""
+    algo = build_algorithm(cfg, env)
+    if buffer := getattr(cfg.algo, "buffer", 0):
+        for _ in range(math.ceil(buffer / (cfg.algo.steps * cfg.num_nominal))):  # type: ignore[attr-defined]
+            algo.collect(env)
+    for _ in range(iterations):
+        algo.update(algo.collect(env))
+
+
+def _play_segment(cfg: TrainCfg, env: BranchedEnv) -> None:
+    import torch
+
+    seen = []
+    for _ in range(cfg.algo.history):
+        seen.append({name: source.clone() for name, source in env.observe().sources.items()})
+        env.restart(env.step(torch.rand(*env.grid, env.task.action_size) * 2 - 1))
+
+
 if __name__ == "__main__":
-    task_, obs_, preset_, algorithm_, *numbers = sys.argv[1:]
-    sys.stdout.write(json.dumps(_measure(task_, obs_, preset_, algorithm_, *map(int, numbers))) + "\n")
+    task_, obs_, preset_, algorithm_, *numbers, algo_ = sys.argv[1:]
+    n_, m_, iterations_, threads_ = map(int, numbers)
+    words = (task_, obs_, preset_, algorithm_)
+    found = _measure(*words, n_, m_, iterations_, threads_, json.loads(algo_))
+    sys.stdout.write(json.dumps(found) + "\n")

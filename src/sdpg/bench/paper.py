@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdpg.bench import machine, paper_figures, paper_runs, smoothing
+from sdpg.bench import machine, memory, paper_figures, paper_runs, smoothing
 from sdpg.bench.paper_runs import Combination, Tell
 from sdpg.errors import SdpgError
 from sdpg.ranges import require_in_range
@@ -42,6 +43,8 @@ class Options:
     """Of every evaluation, deterministic."""
     threads: int = 0
     """CPU threads; 0: all cores."""
+    environments: tuple[int, ...] = (64, 256, 1024)
+    """Numbers of worlds at which the memory of images is measured; none: it is not."""
     out: Path = Path("runs/paper")
     """Folder of runs, results, figures, tables and index.html."""
 
@@ -63,67 +66,111 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
     results, failed = _all(planned, options, tell)
     if not results:
         raise SdpgError(f"no run came to an end: {failed[0][1]}")
-    page = _write(options, results, failed)
+    page = _write(options, results, _scaling(options, failed, tell), failed)
     return {
         "kind": "paper",
         "page": str(page),
         "runs": len(results),
-        "failed": [f"{run}: {why}" for run, why in failed],
+        "failed": [f"{what}: {why}" for what, why in failed],
         "machine": machine.describe(options.threads or None),
         "returns": [dict(zip(("task", "obs", "algorithm", "iqm"), [*row[:3], row[4]], strict=True))
                     for row in paper_figures.final_table(results)[1:]],
     }  # fmt: skip
 
 
-def _all(
-    planned: Sequence[Combination], options: Options, tell: Tell
-) -> tuple[list[Any], list[tuple[Combination, str]]]:
-    results, failed = [], []
-    left = sum(each.minutes for each in planned)
-    for i, each in enumerate(planned, 1):
-        tell(f"{i} of {len(planned)}: {each}, {each.minutes:.1f} minutes; {left:.0f} left in all", False)
+def _all(planned: Sequence[Combination], options: Options, tell: Tell) -> tuple[list[Any], list[tuple[str, str]]]:
+    results: list[Any] = []
+    failed: list[tuple[str, str]] = []
+    there = [paper_runs.taken(each, options.out, options.episodes) is not None for each in planned]
+    left = sum(each.minutes for each, done in zip(planned, there, strict=True) if not done)
+    tell(f"{len(planned)} runs: {sum(there)} are there, {len(planned) - sum(there)} are left", False)
+    for i, (each, done) in enumerate(zip(planned, there, strict=True), 1):
+        what = "taken as it is" if done else f"{each.minutes:.1f} minutes"
+        tell(f"{i} of {len(planned)}: {each}, {what}; {left:.0f} minutes left in all", False)
         try:
             results.append(paper_runs.make(each, options.out, options.threads, options.episodes, tell))
         except SdpgError as error:
-            failed.append((each, str(error)))
+            failed.append((str(each), str(error)))
             tell(str(error), False)
-        left -= each.minutes
+        left -= 0.0 if done else each.minutes
     return results, failed
+
+
+def _scaling(options: Options, failed: list[tuple[str, str]], tell: Tell) -> dict[str, Any] | None:
+    """Memory against the number of worlds on the first task, measured once; its figure beside the others."""
+    if not options.environments or all(kind == "state" for kind in options.obs):
+        return None
+    task, count = options.tasks[0], " ".join(map(str, options.environments))
+    name = f"{paper_figures.file_name(task)}-{count.replace(' ', '-')}"
+    figure, kept = options.out / "figures" / f"memory-{name}.png", options.out / "tables" / f"memory-{name}.json"
+    if kept.exists() and figure.exists():
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
+    tell(f"memory of images in {count} worlds of {task}", False)
+    nominal = min(64, *options.environments)
+    asked = memory.Options(task, scaling=True, num_nominal=nominal, environments=options.environments, figure=figure,
+                           threads=options.threads)  # fmt: skip
+    try:
+        result = memory.run(asked)
+    except SdpgError as error:
+        failed.append((f"memory of images in {count} worlds of {task}", str(error)))
+        return None
+    result["command"] = f"sdpg bench memory {task} --scaling --num-nominal {nominal} --environments {count}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(result), encoding="utf-8")
+    return result
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _write(options: Options, results: Sequence[Any], failed: Sequence[tuple[Combination, str]]) -> Path:
-    figures = options.out / "figures"
-    drawn = paper_figures.learning(figures, results)
-    for draw in (paper_figures.gradient_norms, paper_figures.state_and_vision, paper_figures.hurdles):
-        drawn |= draw(figures, results)
-    toy = smoothing.run(smoothing.Options(figure=figures / "smoothing.png"))
-    drawn["the smoothed function of one number"] = Path(toy["figure"])
-    final, memory = paper_figures.final_table(results), paper_figures.memory_table(results)
-    tables = {"final": final, "memory": memory, "curves": paper_figures.curve_table(results)}
-    for name, table in tables.items():
+def _write(
+    options: Options, results: Sequence[Any], scaling: dict[str, Any] | None, failed: Sequence[tuple[str, str]]
+) -> Path:
+    toy = smoothing.run(smoothing.Options(figure=options.out / "figures" / "smoothing.png"))
+    drawn = _figures(options.out / "figures", results, scaling, Path(toy["figure"]))
+    tables = {
+        "final": paper_figures.final_table(results),
+        "memory": paper_figures.memory_table(results),
+        "commands": _commands(options, results, scaling, toy),
+    }
+    for name, table in (tables | {"curves": paper_figures.curve_table(results)}).items():
         paper_figures.write_csv(options.out / "tables" / f"{name}.csv", table)
-    said = machine.describe(options.threads or None)
-    commands = [
-        ["run", "command"],
-        *([f"{r['task']} {r['obs']} {r['algorithm']} {r['seed']}", r["command"]] for r in results),
-    ]
     parts = [
-        f"<p>{html.escape(str(said['cpu']))}, {said['threads']} threads; {options.episodes} deterministic episodes of "
-        "every last policy. Every seed is a dot; bars are interquartile means with 95 % bootstrap intervals.</p>",
-        "<h2>Returns</h2>", html_table(final[0], final[1:]),
-        "<h2>Memory</h2>", html_table(memory[0], memory[1:]),
+        f"<p>{options.episodes} deterministic episodes of every last policy, each to its end. Every seed is a dot; "
+        "bars are interquartile means with 95 % bootstrap intervals. Commands and machines are at the end.</p>",
+        "<h2>Returns</h2>", _table(tables["final"]),
+        "<h2>Memory</h2>", _table(tables["memory"]),
         *(f"<h2>{html.escape(name)}</h2>\n{_image(path, name)}" for name, path in drawn.items()),
-        "<h2>Commands</h2>", html_table(commands[0], commands[1:]),
+        "<h2>Commands</h2>", _table(tables["commands"]),
     ]  # fmt: skip
     if failed:
-        rows = [[str(run), why] for run, why in failed]
-        parts += ["<h2>Runs that failed</h2>", html_table(["run", "why"], rows)]
+        parts += ["<h2>What failed</h2>", html_table(["what", "why"], failed)]
     page = options.out / "index.html"
     page.write_text(_PAGE.replace("{{body}}", "\n".join(parts)), encoding="utf-8")
     return page
+
+
+def _figures(folder: Path, results: Sequence[Any], scaling: dict[str, Any] | None, toy: Path) -> dict[str, Path]:
+    drawn = paper_figures.learning(folder, results)
+    for draw in (paper_figures.gradient_norms, paper_figures.state_and_vision, paper_figures.hurdles):
+        drawn |= draw(folder, results)
+    if scaling is not None:
+        drawn["memory against the number of worlds"] = Path(scaling["figure"])
+    return drawn | {"the smoothed function of one number": toy}
+
+
+def _commands(
+    options: Options, results: Sequence[Any], scaling: dict[str, Any] | None, toy: dict[str, Any]
+) -> list[list[Any]]:
+    rows = paper_figures.command_table(results, options.episodes)
+    if scaling is not None:
+        rows.append(["memory of worlds", scaling["command"], None, None, paper_figures.machine_of(scaling)])
+    toy_command = "sdpg bench smoothing --figure smoothing.png"
+    return [*rows, ["smoothed function", toy_command, None, None, paper_figures.machine_of(toy)]]
+
+
+def _table(table: list[list[Any]]) -> str:
+    return html_table(table[0], table[1:])
 
 
 def _image(path: Path, name: str) -> str:

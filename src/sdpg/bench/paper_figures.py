@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def learning(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
         handles, names = grid[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=8)
         figure.suptitle(f"{task} from {obs}")
-        made[f"{task} from {obs}"] = _save(figure, folder / f"learning-{_file(task)}-{obs}.png")
+        made[f"{task} from {obs}"] = _save(figure, folder / f"learning-{file_name(task)}-{obs}.png")
     return made
 
 
@@ -85,16 +86,15 @@ def _dots(axes: Any, results: Sequence[Result], labels: Sequence[str]) -> None:
 def gradient_norms(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
     """Of the policy's gradient over training, before it is clipped: SDPG beside those that differentiate physics."""
     wanted = ("sdpg", "sapo", "shac", "dva")
-    return _panels(folder, "gradient-norms", results, wanted, "grad_norm", "norm of the gradient", log=True)
+    mine = [r | {"task": f"{r['task']} from {r['obs']}"} for r in results if r["algorithm"] in wanted]  # type: ignore[operator]
+    return _panels(folder, "gradient-norms", mine, "grad_norm", "norm of the gradient", log=True)
 
 
 def state_and_vision(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
     """SDPG from state beside SDPG from images, over iterations, where there are both."""
     mine = [r | {"algorithm": r["obs"]} for r in results if r["algorithm"] == "sdpg"]  # type: ignore[operator]
     both = {r["task"] for r in mine if r["obs"] == "state"} & {r["task"] for r in mine if r["obs"] != "state"}
-    return _panels(
-        folder, "state-and-vision", [r for r in mine if r["task"] in both], None, "return", "return", "iteration"
-    )
+    return _panels(folder, "state-and-vision", [r for r in mine if r["task"] in both], "return", "return", "iteration")
 
 
 def hurdles(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
@@ -106,17 +106,17 @@ def hurdles(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
         for r in results
         if r["task"] in HURDLES and (r["obs"], r["algorithm"]) in names
     ]
-    return _panels(folder, "hurdles", mine, None, "return", "return")
+    return _panels(folder, "hurdles", mine, "return", "return")
 
 
 def _panels(
-    folder: Path, name: str, results: Sequence[Result], wanted: Sequence[str] | None, column: str, caption: str,
-    axis: str = "minutes", log: bool = False,
+    folder: Path, name: str, results: Sequence[Result], column: str, caption: str, axis: str = "minutes",
+    log: bool = False,
 ) -> dict[str, Path]:  # fmt: skip
     """A panel for each task in one figure; no figure if there is nothing to show."""
     import matplotlib.pyplot as plt
 
-    kept = [r for r in results if column in r["curve"] and (wanted is None or r["algorithm"] in wanted)]
+    kept = [r for r in results if column in r["curve"]]
     if not kept:
         return {}
     tasks, labels = list(dict.fromkeys(r["task"] for r in kept)), _labels(kept)
@@ -185,14 +185,35 @@ def write_csv(path: Path, table: Table) -> Path:
 
 
 def curve_table(results: Sequence[Result]) -> Table:
-    """Every point of every curve."""
-    columns = ("iteration", "minutes", "env_steps", "images", "return", "length", "memory_mb")
+    """Every point of every curve; empty where a method, or an earlier version of it, does not tell."""
+    columns = ("iteration", "minutes", "env_steps", "images", "return", "length", "grad_norm", "memory_mb")
     rows = [
         [r["task"], r["obs"], r["algorithm"], r["seed"], *point]
         for r in results
-        for point in zip(*(r["curve"][name] for name in columns), strict=True)
+        for point in zip_longest(*(r["curve"].get(name, ()) for name in columns))
     ]
     return [["task", "obs", "algorithm", "seed", *columns], *rows]
+
+
+def command_table(results: Sequence[Result], episodes: int) -> Table:
+    """What gives every number again, and where it was measured."""
+    header = ["run", "training (RUN, TEACHER: folders)", "its teacher", "evaluation", "machine"]
+    rows = [
+        [
+            f"{r['task']} {r['obs']} {r['algorithm']} {r['seed']}",
+            r["command"],
+            r.get("teacher_command"),
+            f"sdpg eval RUN --episodes {episodes}",
+            machine_of(r),
+        ]
+        for r in results
+    ]
+    return [header, *rows]
+
+
+def machine_of(result: Result) -> str:
+    said = result["machine"]
+    return f"{said['cpu']}, {said['cores']} cores, {said['threads']} threads"
 
 
 def _last(result: Result, name: str) -> float:
@@ -203,7 +224,8 @@ def _labels(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(result["algorithm"] for result in results))
 
 
-def _file(task: str) -> str:
+def file_name(task: str) -> str:
+    """A task's name as a part of a file's."""
     return task.replace(":", ".").replace("/", ".")
 
 

@@ -75,38 +75,49 @@ def share_out(budget: float, tasks: Sequence[str], kinds: Sequence[str], algorit
 
 def make(run: Combination, folder: Path, threads: int, episodes: int, tell: Tell) -> dict[str, Any]:
     """Train, or go on, or take what is there; evaluate. The result is kept beside the run, and read if it is there."""
-    kept = folder / "results" / f"{run.name}.json"
-    if kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    if (kept := taken(run, folder, episodes)) is not None:
+        return kept
     where = folder / "runs" / run.name
     taught = _teacher(run, folder, threads, tell)
-    state = listing.look(where).state if (where / listing.CONFIG).exists() else None
-    if state != "finished":
-        _train(_command(run, where, taught, threads, resume=state is not None), run, where, tell)
+    _finish(run, where, taught, threads, tell)
     tell(f"{run}: evaluating {episodes} episodes", True)
     result = curve.run(curve.Options(where, run.algorithm, episodes))
     result["command"] = shlex.join(["sdpg", *_command(run, Path("RUN"), taught and Path("TEACHER"), threads, False)])
     result |= {"algorithm": run.algorithm, "peak_mb": _peak(result), "teacher_minutes": _minutes(taught)}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(result), encoding="utf-8")
+    if taught is not None:
+        result["teacher_command"] = _began(taught)
+    path = _kept(run, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result), encoding="utf-8")
     return result
+
+
+def taken(run: Combination, folder: Path, episodes: int) -> dict[str, Any] | None:
+    """The result of an earlier call, if its policy was evaluated in as many episodes."""
+    path = _kept(run, folder)
+    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return result if result and result["evaluation"]["episodes"] == episodes else None
+
+
+def _kept(run: Combination, folder: Path) -> Path:
+    return folder / "results" / f"{run.name}.json"
+
+
+def _finish(run: Combination, where: Path, teacher: Path | None, threads: int, tell: Tell) -> None:
+    """Train, or go on where it was interrupted; one that is finished is left alone."""
+    state = listing.look(where).state if (where / listing.CONFIG).exists() else None
+    if state != "finished":
+        _train(_command(run, where, teacher, threads, resume=state is not None), run, where, tell)
 
 
 def _teacher(run: Combination, folder: Path, threads: int, tell: Tell) -> Path | None:
     """The state policy that a student learns from: that of the same task and seed, made if it is not there."""
     if run.algorithm != STUDENT:
         return None
-    there = sorted((folder / "runs").glob(f"{run.task}-state-{TEACHER}-{run.seed}"))
-    if not there:
-        teacher = Combination(run.task, "state", TEACHER, run.seed, run.minutes / 6.0)
-        _train(
-            _command(teacher, folder / "runs" / teacher.name, None, threads, False),
-            teacher,
-            folder / "runs" / teacher.name,
-            tell,
-        )
-        return folder / "runs" / teacher.name
-    return there[0]
+    teacher = Combination(run.task, "state", TEACHER, run.seed, run.minutes / 6.0)
+    where = folder / "runs" / teacher.name
+    _finish(teacher, where, None, threads, tell)
+    return where
 
 
 def _command(run: Combination, where: Path, teacher: Path | None, threads: int, resume: bool) -> list[str]:
@@ -146,6 +157,13 @@ def _minutes(where: Path | None) -> float:
     return 0.0 if where is None or not where.is_dir() else listing.look(where).minutes or 0.0
 
 
+def _began(where: Path) -> str:
+    """The command that a run was begun with, without its folder."""
+    words = listing.read_config(where)["sessions"][0]["argv"][1:]
+    return shlex.join(["sdpg", *("RUN" if word == str(where) else word for word in words)])
+
+
 def _peak(result: dict[str, Any]) -> float | None:
-    """Megabytes of resident memory, the most at any row that was kept."""
-    return max((value for value in result["curve"]["memory_mb"] if value is not None), default=None)
+    """Megabytes of resident memory, the most that a run ever had; of one that did not tell, between iterations."""
+    told = [*result["curve"]["peak_memory_mb"], *result["curve"]["memory_mb"]]
+    return max((value for value in told if value is not None), default=None)

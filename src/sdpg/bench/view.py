@@ -43,13 +43,15 @@ class Options:
 
 
 def run(options: Options) -> dict[str, Any]:
+    found = _seen()
     rows = [
         {"name": name, "how": seen.how, "search_steps": seen.search_steps, "cloning_steps": seen.cloning_steps}
-        for name, seen in _seen().items()
+        for name, seen in found.items()
         if seen is not None
     ]
-    _draw(rows, options.figure)
-    return {"kind": "view", "rows": rows, "figure": str(options.figure)}
+    others = [name for name, seen in found.items() if seen is None]
+    _draw(rows, others, options.figure)
+    return {"kind": "view", "rows": rows, "others": others, "figure": str(options.figure)}
 
 
 def _seen() -> dict[str, Any]:
@@ -63,7 +65,7 @@ def _seen() -> dict[str, Any]:
     return found | {name: setting.options().guided_search() for name, setting in SETTINGS.items()}
 
 
-def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+def _draw(rows: list[dict[str, Any]], others: list[str], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -86,6 +88,9 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
         ylabel="cloning steps per batch", title="policy gradients (1, 1) to guided policy search",
     )  # fmt: skip
     axes.grid(alpha=0.25)
+    if others:
+        axes.text(0.98, 0.03, f"no trajectories are searched: {', '.join(others)}", transform=axes.transAxes,
+                  ha="right", fontsize=8, color="gray")  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -187,12 +187,13 @@ class Depth(nn.Module):
 
 @dataclass(frozen=True)
 class ImageCost:
-    """Of the encoder of one image source: its parameters; of one sample, the numbers that its layers put out and the
-    multiply-adds that these take."""
+    """Of the encoder of one image source: its parameters; of one sample, the numbers that its layers put out, the
+    multiply-adds that these take, and the numbers that are in memory at most while its gradient is made."""
 
     parameters: int
     outputs: int
     multiply_adds: int
+    kept: int
 
 
 def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: int) -> ImageCost:
@@ -210,7 +211,11 @@ def image_cost(shape: Sequence[int], depth: bool, kind: Convolutions, features: 
                 layer.register_forward_hook(count)
         encoder(torch.zeros(1, *shape, dtype=torch.float32 if depth else torch.uint8))
     outputs, multiply_adds = map(sum, zip(*counts, strict=True))
-    return ImageCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds)
+    inputs = math.prod(shape) // (4 if kind in HALVED else 1)  # as floats, already halved
+    # What goes in and what each ReLU puts out is kept; beside it, there is one layer before its ReLU, and its gradient.
+    # Pooling and ELU keep what goes in and what comes out.
+    kept = inputs + (3 * outputs if depth else outputs + 2 * max(size for size, _ in counts))
+    return ImageCost(sum(p.numel() for p in encoder.parameters()), outputs, multiply_adds, kept)
 
 
 def use_bfloat16(precision: Literal["auto", "float32", "bfloat16"], sources: Iterable[Tensor]) -> bool:

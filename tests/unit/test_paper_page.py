@@ -1,0 +1,133 @@
+"""`sdpg bench paper` without its runs: what is taken, what goes on, and the page of results that are made up."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdpg.bench import machine, memory, paper, paper_figures, paper_runs
+from sdpg.bench.paper_runs import Combination
+from sdpg.run import listing
+
+VOID = ("meta", "img", "br", "hr", "link")
+STEPS = list(range(1, 6))
+
+
+def result(task: str, obs: str, algorithm: str, seed: int = 10) -> dict[str, Any]:
+    curve = dict.fromkeys("iteration minutes env_steps images return length grad_norm memory_mb".split(), STEPS)
+    found = {"return": {"mean": 100.0 + seed}, "survived": 0.5, "episodes": 64}
+    about = {"task": task, "obs": obs, "algorithm": algorithm, "seed": seed, "curve": curve, "evaluation": found}
+    more = {"num_nominal": 8, "num_auxiliary": 0, "peak_mb": 512.0, "command": f"sdpg train {task} <{algorithm}>"}
+    return about | more | {"machine": machine.describe(1), "teacher_minutes": 0.0}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    """A folder with the page of made-up runs, and what was told meanwhile."""
+
+    def make(run: Combination, *rest: object) -> dict[str, Any]:
+        made = result(run.task, run.obs, run.algorithm, run.seed)
+        return made | ({"teacher_command": "sdpg train a teacher"} if run.algorithm == "dagger" else {})
+
+    def peak(options: memory.Options, n: int, m: int, iterations: int) -> dict[str, float]:
+        return {"peak_mb": 100.0 + n}
+
+    monkeypatch.setattr(paper_runs, "make", make)
+    monkeypatch.setattr(memory, "_peak", peak)
+    told: list[str] = []
+    options = paper.Options(("hopper", "walker_hurdle"), seeds=2, out=tmp_path)
+    paper.run(options, lambda line, passing: told.append(line))
+    return tmp_path, told
+
+
+def test_the_page_has_all_figures_and_needs_nothing_else(made_up: tuple[Path, list[str]]) -> None:
+    folder, told = made_up
+    text = (folder / "index.html").read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert titles[:2] == ["Returns", "Memory"] and titles[-1] == "Commands"
+    assert titles[2:-1] == [
+        "hopper from state", "hopper from pixels", "walker_hurdle from state", "walker_hurdle from pixels",
+        "gradient norms", "state and vision", "hurdles", "memory against the number of worlds",
+        "the smoothed function of one number",
+    ]  # fmt: skip
+    images = re.findall(r"data:image/png;base64,([^\"]+)", text)
+    assert len(images) == len(titles) - 3
+    for image in images:
+        assert np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("L")).std() > 5
+    assert not re.search(r'(src|href)="(?!data:)|url\(|@import|<script', text) and "http" not in text
+    assert "&lt;ppo&gt;" in text and "<ppo>" not in text
+    assert told[0] == "44 runs: 0 are there, 44 are left" and "left in all" in told[1]
+
+
+def test_every_tag_is_closed(made_up: tuple[Path, list[str]]) -> None:
+    open_tags: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in VOID:
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+    Reader().feed((made_up[0] / "index.html").read_text())
+    assert open_tags == []
+
+
+def test_every_number_has_its_command_and_machine(made_up: tuple[Path, list[str]]) -> None:
+    folder, _ = made_up
+    with (folder / "tables" / "commands.csv").open() as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 44 + 2 and all("cores" in row["machine"] for row in rows.values())
+    assert rows["hopper pixels dagger 11"]["its teacher"] == "sdpg train a teacher"
+    assert rows["hopper state sapo 10"]["evaluation"] == "sdpg eval RUN --episodes 64"
+    scaling = "sdpg bench memory hopper --scaling --num-nominal 64 --environments 64 256 1024"
+    assert rows["memory of worlds"]["training (RUN, TEACHER: folders)"] == scaling
+    with (folder / "tables" / "curves.csv").open() as file:
+        assert next(csv.DictReader(file))["grad_norm"] == "1"
+
+
+def test_gradients_from_state_and_from_pixels_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        paper_figures, "lines", lambda results, *rest: drawn.extend((r["task"], r["algorithm"]) for r in results) or []
+    )
+    runs = [result("hopper", "state", "sdpg"), result("hopper", "pixels", "sdpg"), result("hopper", "state", "sapo")]
+    paper_figures.gradient_norms(tmp_path, [*runs, result("hopper", "state", "ppo")])
+    assert drawn == [("hopper from state", "sdpg"), ("hopper from state", "sapo"), ("hopper from pixels", "sdpg")]
+
+
+def test_what_was_evaluated_in_fewer_episodes_is_not_taken(tmp_path: Path) -> None:
+    run = Combination("hopper", "state", "sdpg", 10, 1.0)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / f"{run.name}.json").write_text(json.dumps(result("hopper", "state", "sdpg")))
+    assert paper_runs.taken(run, tmp_path, 64) is not None
+    assert paper_runs.taken(run, tmp_path, 128) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [(None, "train hopper"), ("interrupted", "train --resume"), ("finished", "")]
+)
+def test_a_teacher_is_finished_before_its_student_begins(
+    state: listing.State | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student = Combination("hopper", "pixels", "dagger", 10, 60.0)
+    where = tmp_path / "runs" / "hopper-state-sdpg-10"
+    if state is not None:
+        where.mkdir(parents=True)
+        (where / listing.CONFIG).touch()
+        monkeypatch.setattr(listing, "look", lambda folder: listing.Run(str(folder), state))
+    begun: list[str] = []
+    monkeypatch.setattr(paper_runs, "_train", lambda command, *rest: begun.append(" ".join(command)))
+    assert paper_runs._teacher(student, tmp_path, 1, paper._silent) == where
+    assert len(begun) == (state != "finished") and all(command.startswith(words) for command in begun)
