@@ -122,7 +122,7 @@ def test_a_teacher_is_finished_before_its_student_begins(
     state: listing.State | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Combination("hopper", "pixels", "dagger", 10, 60.0)
-    where = tmp_path / "runs" / "hopper-state-sdpg-10"
+    where = tmp_path / "runs" / "hopper-state-ppo-10"
     if state is not None:
         where.mkdir(parents=True)
         (where / listing.CONFIG).touch()

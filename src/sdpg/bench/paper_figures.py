@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpg.bench.paper_runs import STUDENT, TEACHER
 from sdpg.report import curves
 from sdpg.report.spread import interquartile_mean, interval
 
@@ -99,8 +100,8 @@ def state_and_vision(folder: Path, results: Sequence[Result]) -> dict[str, Path]
 
 def hurdles(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
     """A teacher that has a height map, its student, and the policy that learned from what it sees."""
-    names = {("state", "sdpg"): "height map (the teacher)", ("pixels", "sdpg"): "end-to-end from images",
-             ("pixels", "dagger"): "student of the teacher"}  # fmt: skip
+    names = {("state", TEACHER): "height map (the teacher)", ("pixels", "sdpg"): "end-to-end from images",
+             ("pixels", STUDENT): "student of the teacher"}  # fmt: skip
     mine = [
         r | {"algorithm": names[r["obs"], r["algorithm"]]}  # type: ignore[operator]
         for r in results
