@@ -35,6 +35,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "antithetic",
         "baseline",
         "nominal_noise",
+        "final_std",
         "stakes",
         "kl_target",
         "critic_branches",
@@ -238,7 +239,8 @@ def test_a_rows_worlds_share_the_nominals_noise(monkeypatch: pytest.MonkeyPatch)
     rollout, acted = _acted(algo, env, monkeypatch)
     std = rollout.log_std.exp()[:, :, None]  # (T, N, 1, A)
     own = nominal_noise(algo.seed, 0, env.rows, (4, env.task.action_size))  # (T, N, 1, A)
-    torch.testing.assert_close(acted[:, :, :1], rollout.mean[:, :, None] + 0.5 * std * own, atol=1e-5, rtol=1e-4)
+    share = torch.tensor([0.0, 0.25, 0.5])[:, None, None]  # of the first row none, of the last one all
+    torch.testing.assert_close(acted[:, :, :1], rollout.mean[:, :, None] + share * std * own, atol=1e-5, rtol=1e-4)
     # What tells a branch from its nominal is the noise that the estimator is given, and nothing else.
     torch.testing.assert_close(acted - acted[:, :, :1], std * rollout.noise, atol=1e-5, rtol=1e-4)
     assert (rollout.noise[:, :, 0] == 0).all()
@@ -251,6 +253,26 @@ def test_the_shared_noise_is_new_in_every_row_step_and_iteration() -> None:
     torch.testing.assert_close(nominal_noise(0, 0, rows[1:], (4, 2)), first[:, 1:])  # whatever the rank has
     other = exploration_noise(0, 0, rows, (4, 5, 2))
     assert not torch.isin(first, other).any()
+
+
+# --- noise that falls by a schedule -----------------------------------------------------------------------------------
+
+
+def test_a_fixed_std_falls_to_its_last_value_by_equal_factors() -> None:
+    algo, env = _make(exploration="fixed", initial_std=0.4, final_std=0.1, schedule_iterations=4)
+    seen = []
+    for _ in range(6):
+        rollout = algo.collect(env)
+        assert (rollout.log_std == rollout.log_std[0, 0, 0]).all()
+        seen.append(rollout.log_std[0, 0, 0].exp().item())
+        algo.update(rollout)
+    assert seen == pytest.approx([0.4, 0.4 / math.sqrt(2), 0.2, 0.2 / math.sqrt(2), 0.1, 0.1])
+
+
+def test_only_a_fixed_std_falls_by_a_schedule() -> None:
+    assert all(replace(SMALL, exploration="fixed", final_std=0.1).rules().values())
+    wrong = [rule for rule, kept in replace(SMALL, final_std=0.1).rules().items() if not kept]
+    assert wrong == ["algo.final-std is for algo.exploration fixed: a std that is learned goes where it will"]
 
 
 def test_a_critic_of_nominals_alone_takes_its_steps_on_nominals() -> None:

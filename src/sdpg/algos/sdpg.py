@@ -204,12 +204,16 @@ class Sdpg(NetworkAlgorithm):
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         start = env.state_dict() if cfg.search_steps > 1 else {}
+        self._calm_down()
         env.branch()
         size = (cfg.horizon, k - 1, a)
         noise = exploration_noise(self.seed, self.iteration, env.rows, size, cfg.antithetic)  # (T, N, K, A)
         acted = noise
         if cfg.nominal_noise:
-            acted = noise + cfg.nominal_noise * nominal_noise(self.seed, self.iteration, env.rows, (cfg.horizon, a))
+            # From none in the first row, as in evaluation, to all of it in the last one.
+            share = env.rows / max(1, env.num_nominal * self.group.size - 1)  # (N,)
+            own = nominal_noise(self.seed, self.iteration, env.rows, (cfg.horizon, a))  # (T, N, 1, A)
+            acted = noise + cfg.nominal_noise * share[:, None, None] * own
         steps: list[tuple[Tensor, ...]] = []
         for t in range(cfg.horizon):
             obs = env.observe()
@@ -239,6 +243,13 @@ class Sdpg(NetworkAlgorithm):
         from sdpg.algos.search import search  # it is made of what is in this file
 
         return search(self, env, start, rollout)
+
+    def _calm_down(self) -> None:
+        """Less noise as the policy gets better: the std of this iteration."""
+        cfg = self.cfg
+        if cfg.final_std is not None:
+            ends = math.log(cfg.initial_std), math.log(cfg.final_std)
+            self.actor.log_std.fill_(linear_lr(self.iteration, cfg.schedule_iterations, *ends, cfg.schedule_from))
 
     def _room(self, name: str, source: Tensor) -> Tensor:
         """Where a segment of a source is written, (T, N, ...): the same memory in every iteration.

@@ -38,9 +38,9 @@ class SdpgCfg(AlgoCfg):
     antithetic: bool = False
     """Draw the auxiliaries' noise in pairs of opposite sign. Beyond the paper."""
     nominal_noise: float = 0.0
-    """Share c of the exploration noise that a row's worlds have in common: the nominal acts with mu + c delta eta_t,
-    branch j with mu + delta (c eta_t + eps_t^j). Policy and critic see states around the mean's, and what follows when
-    the policy answers to noise. Actions are climbed from there; evaluation has no noise. Beyond the paper."""
+    """Exploration noise that a row's worlds have in common: the nominal acts with mu + c_n delta eta_t, branch j with
+    mu + delta (c_n eta_t + eps_t^j). Rows' shares c_n are spread evenly from 0, as in evaluation, to this. Policy and
+    critic see states around the mean's, and what follows when the policy answers to noise. Beyond the paper."""
     baseline: Literal["nominal", "value"] = "nominal"
     """What a branch is compared with: its nominal's return, or, beyond the paper, also the value of its own state,
     [J_t^j - V(s_t^j)] - [J_t^0 - V(s_t^0)]: what earlier noise did to the state no longer counts."""
@@ -49,6 +49,9 @@ class SdpgCfg(AlgoCfg):
     """Log-std [delta tilde]: one learned vector, a function of the observation ("state"), or "fixed"."""
     initial_std: float = 1.0
     """Exploration std at the start; its value for good when fixed."""
+    final_std: float | None = None
+    """With fixed exploration: what the std falls to over the run, by the same factor in every iteration. Beyond the
+    paper."""
     mean_bound: float | None = 2.0
     """The pre-tanh action is clipped to +- this."""
     log_std_bounds: tuple[float, float] | None = (-5.0, 2.0)
@@ -137,7 +140,7 @@ class SdpgCfg(AlgoCfg):
             "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
-            "positive": "initial_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
+            "positive": "initial_std final_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
             "kl_target",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
@@ -147,6 +150,9 @@ class SdpgCfg(AlgoCfg):
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high,
             f"algo.stakes is for algo.denominator sigma: give 0 for {self.denominator}": self.denominator == "sigma"
             or not self.stakes,
+            "algo.final-std is for algo.exploration fixed: a std that is learned goes where it will": self.exploration
+            == "fixed"
+            or self.final_std is None,
             "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
             or not self.nominal_noise,
         }
