@@ -238,13 +238,14 @@ def test_a_recurrent_policys_memory_begins_anew_with_an_episode() -> None:
 
 
 def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
-    """Options, states and frames had other names, and all worlds were saved."""
+    """Options, states and frames had other names, two options are gone, and all worlds were saved."""
     cfg = helpers_tiny("cartpole", "pixels", iterations=2)
     train(cfg, tmp_path / "run")
     saved = checkpoint.load(checkpoint.find(tmp_path / "run"))
     options = {**saved.cfg, "algo": dict(saved.cfg["algo"])}
     for name in ("origin", "motion"):
         options["algo"][f"picture_{name}"] = options["algo"].pop(f"image_{name}")
+    options["algo"] |= {"average": 0.0, "kl_limit": None}  # gone since then; they were off
     del options["task_cfg"]
     env = dict(saved.state["env"])
     env["eyes.pixels"], env["sim.rows"] = env.pop("frames.pixels"), env.pop("sim.state").repeat_interleave(3, dim=0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdpg.algos.api import Context
-from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, exploration_noise, nominal_noise, squash, stake
+from sdpg.algos.sdpg import Sdpg, SdpgCfg, advantage, divergence, exploration_noise, nominal_noise, stake
 from sdpg.env import BranchedEnv
 from sdpg.presets import resolve
 from sdpg.sim.toy import ToyTask
@@ -39,7 +39,6 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "stakes",
         "kl_target",
         "critic_branches",
-        "average",
         "regression_steps",
     ):
         assert getattr(algo, name) == getattr(default, name)
@@ -167,48 +166,6 @@ def test_the_weight_of_branches_in_the_critics_gradient() -> None:
     for old, new, other in zip(before, algo.critic.parameters(), twin.parameters(), strict=True):
         assert other.grad is not None
         torch.testing.assert_close(old - algo.cfg.critic_lr * other.grad, new.detach(), atol=1e-6, rtol=1e-4)
-
-
-# --- the averaged policy ----------------------------------------------------------------------------------------------
-
-
-def _weights(module: torch.nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-
-def test_the_average_is_what_acts_and_not_what_learns() -> None:
-    (algo, env), (plain, plain_env) = _make(average=0.75), _make()
-    seen = [_weights(algo.actor)]
-    for _ in range(8):
-        metrics = algo.update(algo.collect(env))
-        assert metrics == plain.update(plain.collect(plain_env))
-        seen.append(_weights(algo.actor))
-    assert torch.equal(_weights(algo.actor), _weights(plain.actor))
-    mean = seen[1]
-    for i, weights in enumerate(seen[2:], 2):
-        share = max(0.25, 1 / i)  # at first the mean of all, so that the first policy counts no more than others
-        mean = (1 - share) * mean + share * weights
-    torch.testing.assert_close(_weights(algo.averaged), mean)
-    obs = env.observe()
-    torch.testing.assert_close(algo.policy()(obs.sources, {})[0], squash(algo.averaged(obs.sources)[0], 2.0))
-    assert not torch.equal(algo.policy()(obs.sources, {})[0], squash(algo.actor(obs.sources)[0], 2.0))
-
-
-def test_both_normalise_what_they_see_alike_and_a_checkpoint_has_both() -> None:
-    algo, env = _make(average=0.9)
-    for _ in range(3):
-        algo.update(algo.collect(env))
-    shared = {id(module) for module in algo.averaged.modules()} & {id(module) for module in algo.actor.modules()}
-    assert id(algo.normalizers["state"]) in shared
-    again, _ = _make(average=0.9)
-    again.load_state_dict(copy.deepcopy(algo.state_dict()))
-    obs = env.observe()
-    assert torch.equal(again.policy()(obs.sources, {})[0], algo.policy()(obs.sources, {})[0])
-    now = copy.deepcopy(env.state_dict())
-    for one, other in ((algo, env), (again, _make(average=0.9)[1])):
-        other.load_state_dict(now)
-        one.update(one.collect(other))
-    assert torch.equal(_weights(again.averaged), _weights(algo.averaged))
 
 
 # --- how far two policies are apart -----------------------------------------------------------------------------------

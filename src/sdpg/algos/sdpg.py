@@ -150,11 +150,6 @@ class Sdpg(NetworkAlgorithm):
             encoders, cfg.actor_widths, env.task.action_size, cfg.exploration, math.log(cfg.initial_std),
             cfg.output_gain, generator, use_bfloat16(cfg.precision, seen.values()),
         ).to(self.device)  # fmt: skip
-        self.averaged = self.actor  # the one that is evaluated and deployed
-        if cfg.average:
-            # Its weights are its own; what it sees is normalised alike.
-            self.averaged = copy.deepcopy(self.actor, {id(each): each for each in self.normalizers.values()})
-            self.averaged.requires_grad_(False)
         self.critic = make_critic(env.task, obs.state.shape[-1], cfg.critic_widths, generator).to(self.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(cfg.temperature), device=self.device))
@@ -168,8 +163,6 @@ class Sdpg(NetworkAlgorithm):
             "normalizers": nn.ModuleDict(self.normalizers).to(self.device),
             "temperature": nn.ParameterList([self.log_temperature]),
         }
-        if cfg.average:
-            self.modules["averaged"] = self.averaged
         # Of the actor's scheduled learning rate: a number with a place in checkpoints.
         self.pace = nn.Parameter(torch.ones(()), requires_grad=False)
         if cfg.kl_target is not None:
@@ -190,7 +183,7 @@ class Sdpg(NetworkAlgorithm):
         return mean, log_std
 
     def policy(self) -> Policy:
-        return MeanPolicy(self.averaged, self.cfg.mean_bound)
+        return MeanPolicy(self.actor, self.cfg.mean_bound)
 
     # -- one iteration
 
@@ -270,7 +263,6 @@ class Sdpg(NetworkAlgorithm):
         metrics |= self._update_temperature(rollout)
         metrics |= self._update_critic(rollout, target, good, generator)
         self._update_normalizers(rollout, good)
-        self._update_average()
         self.iteration += 1
         return metrics
 
@@ -282,14 +274,6 @@ class Sdpg(NetworkAlgorithm):
             if name != "state" and name in self.normalizers:
                 source = rollout.sources[name]  # (T, N, ...)
                 self.normalizers[name].update(source if good is None else source[sound[..., 0]], self.group)
-
-    def _update_average(self) -> None:
-        """A plain mean until it has seen enough: a young average would still be half the first policy."""
-        if not self.cfg.average:
-            return
-        share = max(1.0 - self.cfg.average, 1.0 / (self.iteration + 1))
-        for mean, last in zip(self.averaged.parameters(), self.actor.parameters(), strict=True):
-            mean.lerp_(last.detach(), share)
 
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """What the actor climbs and what the critic is taught: (T, N, K) each.

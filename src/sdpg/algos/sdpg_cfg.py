@@ -122,9 +122,6 @@ class SdpgCfg(AlgoCfg):
     nominal's actions wherever it is: its return is not quite the policy's. Beyond the paper."""
     target_decay: float = 0.01
     """Share of the old target critic that is kept [rho]."""
-    average: float = 0.0
-    """Decay a of an average of the policy's weights, theta_bar <- a theta_bar + (1 - a) theta after every iteration,
-    which is evaluated and deployed in place of the last ones; 0: the last ones. Beyond the paper."""
     max_grad_norm: float = 1.0
     """Longer gradients are scaled down to this norm."""
     reward_scale: float = 1.0
@@ -140,11 +137,11 @@ class SdpgCfg(AlgoCfg):
             "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
-            "positive": "initial_std final_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm reward_scale "
-            "kl_target",
+            "positive": "initial_std final_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm "
+            "reward_scale kl_target",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
-            "in [0, 1)": "target_decay average",
+            "in [0, 1)": "target_decay",
         }
         return rules(vars(self), ranges, "algo.") | {
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high,

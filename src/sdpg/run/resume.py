@@ -58,6 +58,7 @@ def saved_options(run: Path) -> dict[str, Any]:
 
 
 _RENAMED = {"picture_origin": "image_origin", "picture_motion": "image_motion"}  # by earlier versions
+_GONE = {"average": 0.0, "kl_limit": None}  # options that did not pay, and what they were when they were off
 
 
 def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCfg:
@@ -70,7 +71,8 @@ def cfg_from_dict(values: Mapping[str, Any], task: str | None = None) -> TrainCf
     kinds = {"algo": ALGORITHMS.load(algorithm), "task_cfg": task_class(named_in_file(values.get("task"), task)).Cfg}
     values = {"algo": {}, **values}  # the oldest name none
     if isinstance(algo, Mapping):
-        values = {**values, "algo": {_RENAMED.get(name, name): value for name, value in algo.items()}}
+        kept = {name: value for name, value in algo.items() if name not in _GONE or value != _GONE[name]}
+        values = {**values, "algo": {_RENAMED.get(name, name): value for name, value in kept.items()}}
     cfg = _build(TrainCfg, values, "", kinds)
     cfg.validate()
     return cfg
