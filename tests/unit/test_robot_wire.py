@@ -188,7 +188,7 @@ def test_a_state_every_step_and_deadlines_that_do_not_drift(world: World) -> Non
     assert pace.steps == len(wire.states) == 500 and pace.late == 0
     assert [int(state["tick"]) for state in wire.states] == [2 * (i + 1) for i in range(500)]
     assert pace.seconds == pytest.approx(1.0, abs=1e-3)
-    assert len(log.time) == 500 // EVERY
+    assert len(log.rows()) == 500 // EVERY
 
 
 def test_lost_time_is_given_up_when_it_is_much(world: World) -> None:
@@ -215,7 +215,7 @@ def test_silence_brakes_within_the_patience_and_a_step(world: World) -> None:
     (silence,) = inbox.silences
     assert 0.1 < silence.after <= 0.1 + TIMESTEP + 1e-9 and silence.seconds is None
     assert robot.data.ctrl.any()  # braking, not limp
-    assert log.mode[0] == DRIVEN and log.mode[-1] == WATCHDOG
+    assert log.rows()["mode"][[0, -1]].tolist() == [DRIVEN, WATCHDOG]
 
 
 def test_the_report(world: World) -> None:

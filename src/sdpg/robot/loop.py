@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,20 +18,21 @@ BACKLOG = 0.1  # seconds behind the clock from which on lost time is given up, n
 EVERY = 10  # steps between two rows of the log: 50 Hz
 
 
-@dataclass
 class Log:
-    """What happened, at 50 Hz."""
+    """What happened, at 50 Hz. In a file without a name: however long it goes on, memory does not grow."""
 
-    time: list[float] = field(default_factory=list)  # CLOCK_MONOTONIC, seconds
-    qpos: list[np.ndarray] = field(default_factory=list)  # (19,) float32
-    qvel: list[np.ndarray] = field(default_factory=list)  # (18,) float32
-    mode: list[int] = field(default_factory=list)  # see inbox.MODES
+    ROW = np.dtype([("time", "f8"), ("qpos", "f4", 19), ("qvel", "f4", 18), ("mode", "i4")])
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  it goes with the log
 
     def add(self, now: float, robot: StandIn, mode: int) -> None:
-        self.time.append(now)
-        self.qpos.append(robot.data.qpos.astype(np.float32))
-        self.qvel.append(robot.data.qvel.astype(np.float32))
-        self.mode.append(mode)
+        self._file.write(np.array((now, robot.data.qpos, robot.data.qvel, mode), self.ROW).tobytes())
+
+    def rows(self) -> np.ndarray:
+        """All of them: time (CLOCK_MONOTONIC, seconds), qpos, qvel, mode (see inbox.MODES)."""
+        self._file.seek(0)
+        return np.frombuffer(self._file.read(), self.ROW)
 
 
 @dataclass

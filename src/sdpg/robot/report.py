@@ -22,8 +22,9 @@ STRIDE = 25  # rows between the points that a path is measured along: swaying is
 
 def walk(world: World, log: Log, pace: Pace) -> dict[str, Any]:
     """Facts, and the trajectory of the base; velocities are in the heading's frame, as commands are."""
-    qpos, qvel = torch.from_numpy(np.stack(log.qpos)), torch.from_numpy(np.stack(log.qvel))  # (T, 19), (T, 18)
-    points = torch.cat((qpos[::STRIDE, :2], qpos[-1:, :2])).double()
+    rows = log.rows()
+    places = torch.from_numpy(rows["qpos"][:, :2].copy())
+    points = torch.cat((places[::STRIDE], places[-1:])).double()
     return {
         "seconds": pace.steps * TIMESTEP,
         "real_time_factor": pace.steps * TIMESTEP / pace.seconds if pace.seconds > 0.0 else None,
@@ -31,14 +32,15 @@ def walk(world: World, log: Log, pace: Pace) -> dict[str, Any]:
         "seconds_given_up": pace.given_up,
         "distance": float((points[1:] - points[:-1]).norm(dim=-1).sum()),
         "displacement": float((points[-1] - points[0]).norm()),
-        "falls": falls(world, qpos, qvel, log),
-        "mode_seconds": {name: log.mode.count(i) * EVERY * TIMESTEP for i, name in enumerate(MODES)},
+        "falls": falls(world, rows),
+        "mode_seconds": {name: int((rows["mode"] == i).sum()) * EVERY * TIMESTEP for i, name in enumerate(MODES)},
     }
 
 
-def falls(world: World, qpos: Tensor, qvel: Tensor, log: Log) -> list[dict[str, Any]]:
+def falls(world: World, rows: np.ndarray) -> list[dict[str, Any]]:
     """By the task's own rule, of a robot that was made to stand for half a second before. `mode` is the motors' when it
     happened: one that is told to lie down is damped, and has not fallen."""
+    (qpos, qvel), mode, when = _states(rows), rows["mode"].tolist(), rows["time"].tolist()
     physics = Physics(qpos[:, None], qvel[:, None])
     down = world.task.terminated(physics, {})[:, 0]
     touches = (world.task.ground.distance(go2.in_world(qpos, go2.trunk(qpos))) < go2.TRUNK_RADIUS).any(-1)
@@ -47,8 +49,8 @@ def falls(world: World, qpos: Tensor, qvel: Tensor, log: Log) -> list[dict[str, 
     for i, is_down in enumerate(down.tolist()):
         if is_down and stood >= STOOD:
             why = "left the map" if left[i] else "trunk" if touches[i] else "tilt"
-            found.append({"time": log.time[i], "why": why, "mode": MODES[log.mode[i]]})
-        stood = 0 if is_down else stood + (log.mode[i] == DRIVEN)
+            found.append({"time": when[i], "why": why, "mode": MODES[mode[i]]})
+        stood = 0 if is_down else stood + (mode[i] == DRIVEN)
     return found
 
 
@@ -58,7 +60,8 @@ def fell(facts: dict[str, Any]) -> int:
 
 
 def trajectory(log: Log) -> dict[str, Any]:
-    qpos, qvel = torch.from_numpy(np.stack(log.qpos)), torch.from_numpy(np.stack(log.qvel))
+    logged = log.rows()
+    qpos, qvel = _states(logged)
     yaw = yaw_of(qpos[:, 3:7])
     cos, sin, (x, y, up) = yaw.cos(), yaw.sin(), qvel[:, :3].unbind(-1)
     moves = torch.stack((cos * x + sin * y, cos * y - sin * x, up, qvel[:, 5]), dim=-1)
@@ -69,6 +72,11 @@ def trajectory(log: Log) -> dict[str, Any]:
         "modes": list(MODES),
         "rows": [
             [when, *(round(value, 6) for value in row), mode]
-            for when, row, mode in zip(log.time, rows, log.mode, strict=True)
+            for when, row, mode in zip(logged["time"].tolist(), rows, logged["mode"].tolist(), strict=True)
         ],
     }
+
+
+def _states(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(T, 19), (T, 18)"""
+    return torch.from_numpy(rows["qpos"].copy()), torch.from_numpy(rows["qvel"].copy())

@@ -82,8 +82,8 @@ def film(world: World, log: Log, path: Path, size: int = 480) -> int:
     renderer = make_renderer(world.model, 1, [View("track", size, size)], threads=1)
 
     def images() -> Iterator[np.ndarray]:
-        for qpos in log.qpos[::_STRIDE]:
-            rgb = renderer.render(torch.from_numpy(qpos).double()[None])["track"].rgb
+        for qpos in log.rows()["qpos"][::_STRIDE]:
+            rgb = renderer.render(torch.tensor(qpos, dtype=torch.float64)[None])["track"].rgb
             assert rgb is not None
             yield np.ascontiguousarray(rgb[0].permute(1, 2, 0).numpy())
 
