@@ -36,6 +36,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "baseline",
         "nominal_noise",
         "final_std",
+        "final_gamma",
         "stakes",
         "kl_target",
         "critic_branches",
@@ -224,6 +225,21 @@ def test_a_fixed_std_falls_to_its_last_value_by_equal_factors() -> None:
         seen.append(rollout.log_std[0, 0, 0].exp().item())
         algo.update(rollout)
     assert seen == pytest.approx([0.4, 0.4 / math.sqrt(2), 0.2, 0.2 / math.sqrt(2), 0.1, 0.1])
+
+
+def test_the_discount_rises_to_its_last_value() -> None:
+    algo, env = _make(gamma=0.99, final_gamma=0.9975, schedule_iterations=2)
+    seen = []
+    for _ in range(4):
+        rollout = algo.collect(env)
+        seen.append(algo.gamma)
+        returns, _ = algo._returns(rollout)
+        plain, _ = _make(gamma=algo.gamma)
+        plain.load_state_dict(copy.deepcopy(algo.state_dict()))
+        assert torch.equal(plain._returns(rollout)[0], returns)
+        algo.update(rollout)
+    assert seen == pytest.approx([0.99, 0.995, 0.9975, 0.9975])
+    assert _make(gamma=0.97)[0].gamma == 0.97
 
 
 def test_only_a_fixed_std_falls_by_a_schedule() -> None:

@@ -197,7 +197,8 @@ class Sdpg(NetworkAlgorithm):
         if k < 2:
             raise SdpgError("sdpg compares branches with their nominal: give num-auxiliary at least 1")
         start = env.state_dict() if cfg.search_steps > 1 else {}
-        self._calm_down()
+        if cfg.final_std is not None:
+            self.actor.log_std.fill_(math.log(self._scheduled(cfg.initial_std, cfg.final_std)))
         env.branch()
         size = (cfg.horizon, k - 1, a)
         noise = exploration_noise(self.seed, self.iteration, env.rows, size, cfg.antithetic)  # (T, N, K, A)
@@ -237,12 +238,18 @@ class Sdpg(NetworkAlgorithm):
 
         return search(self, env, start, rollout)
 
-    def _calm_down(self) -> None:
-        """Less noise as the policy gets better: the std of this iteration."""
+    def _scheduled(self, first: float, last: float) -> float:
+        """From `first` to `last` over the run, by the same factor in every iteration."""
+        cfg, ends = self.cfg, (math.log(first), math.log(last))
+        return math.exp(linear_lr(self.iteration, cfg.schedule_iterations, *ends, cfg.schedule_from))
+
+    @property
+    def gamma(self) -> float:
+        """The discount of this iteration."""
         cfg = self.cfg
-        if cfg.final_std is not None:
-            ends = math.log(cfg.initial_std), math.log(cfg.final_std)
-            self.actor.log_std.fill_(linear_lr(self.iteration, cfg.schedule_iterations, *ends, cfg.schedule_from))
+        if cfg.final_gamma is None:
+            return cfg.gamma
+        return 1.0 - self._scheduled(1.0 - cfg.gamma, 1.0 - cfg.final_gamma)
 
     def _room(self, name: str, source: Tensor) -> Tensor:
         """Where a segment of a source is written, (T, N, ...): the same memory in every iteration.
@@ -286,11 +293,11 @@ class Sdpg(NetworkAlgorithm):
         if cfg.soft_critic:
             excess = rollout.log_std.mean(-1) - math.log(cfg.target_std)  # (T, N)
             reward = reward + self.log_temperature.exp().detach() * excess[..., None]
-        target = lambda_returns(reward, next_value, done, cfg.gamma, cfg.lam)
+        target = lambda_returns(reward, next_value, done, self.gamma, cfg.lam)
         if not cfg.causal:
-            climbed = segment_returns(reward, next_value, done, cfg.gamma)
+            climbed = segment_returns(reward, next_value, done, self.gamma)
         elif not cfg.eligibility_trace:
-            climbed = lambda_returns(reward, next_value, done, cfg.gamma, lam=1.0)
+            climbed = lambda_returns(reward, next_value, done, self.gamma, lam=1.0)
         else:
             climbed = target
         if cfg.baseline == "value":

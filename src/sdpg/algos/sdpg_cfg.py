@@ -24,6 +24,8 @@ class SdpgCfg(AlgoCfg):
     """Steps of a segment [H]."""
     gamma: float = 0.99
     """Discount."""
+    final_gamma: float | None = None
+    """What the discount rises to over the run, 1 - gamma by the same factor in every iteration. Beyond the paper."""
     lam: float = 0.95
     """TD(lambda) coefficient of the critic's target and, with the eligibility trace, of the actor's return."""
     causal: bool = True
@@ -141,7 +143,7 @@ class SdpgCfg(AlgoCfg):
             "reward_scale kl_target",
             "between 0 and 1": "lam",
             "in (0, 1]": "gamma regression_fraction",
-            "in [0, 1)": "target_decay",
+            "in [0, 1)": "target_decay final_gamma",
         }
         return rules(vars(self), ranges, "algo.") | {
             f"algo.log-std-bounds must be low high, not {low} {high}": low <= high,
@@ -150,6 +152,7 @@ class SdpgCfg(AlgoCfg):
             "algo.final-std is for algo.exploration fixed: a std that is learned goes where it will": self.exploration
             == "fixed"
             or self.final_std is None,
+            "algo.final-gamma needs an algo.gamma below 1 to begin with": self.final_gamma is None or self.gamma < 1.0,
             "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
             or not self.nominal_noise,
         }

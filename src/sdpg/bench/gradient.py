@@ -161,7 +161,7 @@ class Bench:
             step = env.step(squash(mean, cfg.mean_bound))
             total += torch.where(alive, discount * step.reward, 0.0)
             alive &= ~step.terminated
-            discount *= cfg.gamma
+            discount *= algo.gamma
         return total
 
     @torch.no_grad()
@@ -179,7 +179,7 @@ class Bench:
             if t < time:
                 env.restart(step)
         first = cfg.reward_scale * step.reward
-        returns = first + torch.where(step.terminated, 0.0, cfg.gamma * self.follow(steps))
+        returns = first + torch.where(step.terminated, 0.0, algo.gamma * self.follow(steps))
         weight = advantage(returns[None], None, normalize=True)
         direction = ascent_direction(weight, noise[None], log_std.exp()[None], cfg.denominator)[0][0]
         value = algo._target_value(obs.state[None])[0]
