@@ -55,7 +55,7 @@ _CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}
 # From state: many nominals, few branches. Nominals have noise of their own, from none in the first row to all of it in
 # the last, and the critic learns from them alone; what is climbed is how the policy answers to noise, not what a blind
 # branch survives. Directions that count by what is at stake, and a view that grows longer, make a fall cost what it
-# should; a long view from the beginning makes some seeds stand still for good. Noise falls by a schedule as well.
+# should; with a long view from the beginning a seed stood still for good. Noise falls by a schedule as well.
 _MANY_NOMINALS = Delta(
     {"num_nominal": 256, "num_auxiliary": 3, "iterations": 660},
     {
