@@ -55,16 +55,15 @@ def learning(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
 
     made = {}
     for (task, obs), mine in groups(results).items():
-        labels = _labels(mine)
-        figure, grid = plt.subplots(1, 4, figsize=(16.0, 3.8), layout="constrained")
-        for axes, (axis, caption) in zip(grid, AXES.items(), strict=False):
-            drawn = lines(mine, axis)
-            curves.draw(axes, drawn, labels)
-            axes.set(xlabel=caption, ylabel="return, while training")
-            if not drawn:
-                axes.text(0.5, 0.5, "no images", transform=axes.transAxes, ha="center", color="gray")
-        _dots(grid[3], mine, labels)
-        handles, names = grid[0].get_legend_handles_labels()
+        labels, drawn = _labels(mine), {axis: lines(mine, axis) for axis in AXES}
+        shown = [axis for axis in AXES if drawn[axis]]  # from state there are no images
+        size = (4.0 * (len(shown) + 1), 3.8)
+        figure, grid = plt.subplots(1, len(shown) + 1, figsize=size, squeeze=False, layout="constrained")
+        for axes, axis in zip(grid[0], shown, strict=False):
+            curves.draw(axes, drawn[axis], labels)
+            axes.set(xlabel=AXES[axis], ylabel="return, while training")
+        _dots(grid[0, -1], mine, labels)
+        handles, names = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=8)
         figure.suptitle(f"{task} from {obs}")
         made[f"{task} from {obs}"] = _save(figure, folder / f"learning-{file_name(task)}-{obs}.png")
