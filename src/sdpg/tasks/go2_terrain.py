@@ -192,6 +192,7 @@ class Go2Terrain(Task):
     inputs = {
         "state": ("history",),
         "scan": ("history", "scan"),
+        "privileged": ("state",),  # of a teacher: its velocity, and the ground around it
         "depth": ("history", "depth"),
         "pixels": ("history", "pixels"),
     }
