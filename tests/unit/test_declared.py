@@ -183,3 +183,10 @@ def test_mistakes_are_told_in_one_line(task: type[Cartpole], words: str) -> None
         make_env(task(), 1, 0, threads=1)
     (problem,) = [finding.problem for finding in check_task(task()) if not finding.passed]
     assert problem is not None and "\n" not in problem
+
+
+@pytest.mark.parametrize("algorithm", ["sdpg", "ppo"])
+def test_who_has_no_camera_learns_with_the_preset_of_state(algorithm: str) -> None:
+    state, blind, seeing = (resolve("go2_terrain", obs=obs, algorithm=algorithm) for obs in ("state", "scan", "depth"))
+    assert replace(blind, obs="state") == state
+    assert seeing.algo != state.algo

@@ -20,11 +20,15 @@ from sdpg.tasks.registry import canonical
 def resolve(task: str, preset: str = "cpu", obs: str = "state", algorithm: str = "sdpg") -> TrainCfg:
     """The configuration of a run before the command line's own options."""
     task = canonical(task)
-    algo, delta = algorithm_options(algorithm)(), _delta(task, preset, obs, algorithm)
+    algo, seen = algorithm_options(algorithm)(), obs
     run: Values = {"num_auxiliary": 0} if algo.auxiliaries[1] == 0 else {}
     cfg = TrainCfg(task=task, preset=preset, obs=obs, algorithm=algorithm, algo=algo)  # type: ignore[arg-type]
     if ":" in task or task in TASKS.targets():
-        cfg = replace(cfg, task_cfg=task_class(task).Cfg())
+        found = task_class(task)
+        cfg = replace(cfg, task_cfg=found.Cfg())
+        if obs in found.inputs and not set(found.inputs[obs]) & set(found.cameras):
+            seen = "state"  # without a camera, what learns from state will do
+    delta = _delta(task, preset, seen, algorithm)
     return replace(cfg, **run | delta.run, algo=replace(algo, **delta.algo))
 
 
