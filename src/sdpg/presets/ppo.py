@@ -25,8 +25,13 @@ _CPU = Delta(
 _SMALL: Values = {"output_gain": 0.1, "epochs": 2, "minibatches": 8, "desired_kl": 0.02}
 # Slow joints filter noise, so there is more of it, and it stays; rewards are a tenth of a step's and less.
 _LEGS: Values = {
-    **{"actor_widths": (256, 128, 64), "critic_widths": (256, 128, 64), "horizon": 24, "lr": 1e-3},
-    **{"initial_std": 0.8, "entropy_weight": 0.003, "reward_scale": 1.0},
+    "actor_widths": (256, 128, 64),
+    "critic_widths": (256, 128, 64),
+    "horizon": 24,
+    "lr": 1e-3,
+    "initial_std": 0.8,
+    "entropy_weight": 0.003,
+    "reward_scale": 1.0,
 }
 CPU = {
     "cartpole": Delta({"num_nominal": 64, "iterations": 300}, _SMALL),
