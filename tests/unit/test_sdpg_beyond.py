@@ -35,6 +35,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "antithetic",
         "baseline",
         "nominal_noise",
+        "branch_steps",
         "final_std",
         "final_gamma",
         "stakes",
@@ -211,6 +212,42 @@ def test_the_shared_noise_is_new_in_every_row_step_and_iteration() -> None:
     torch.testing.assert_close(nominal_noise(0, 0, rows[1:], (4, 2)), first[:, 1:])  # whatever the rank has
     other = exploration_noise(0, 0, rows, (4, 5, 2))
     assert not torch.isin(first, other).any()
+
+
+# --- branches that stay near -------------------------------------------------------------------------------------------
+
+
+def test_branches_become_their_nominals_again_after_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = _acted(*_make(), monkeypatch)
+    algo, env = _make(branch_steps=2)
+    rollout, _ = _acted(algo, env, monkeypatch)
+    apart = (rollout.state - rollout.state[:, :, :1]).abs().amax((1, 3))[:, 1:] > 0  # (T, M)
+    assert apart.all(1).tolist() == [False, True, False, True]
+    assert not apart[[0, 2]].any()
+    assert rollout.done[1, :, 1:].all() and not rollout.done[1, :, 0].any() and rollout.done[3].all()
+    # Nominals notice nothing of it, nor does what the critic learns from them.
+    assert torch.equal(rollout.state[:, :, 0], whole.state[:, :, 0])
+    plain, _ = _make()
+    assert torch.equal(algo._returns(rollout)[1][..., 0], plain._returns(whole)[1][..., 0])
+
+
+def test_near_branches_are_compared_with_their_nominals_over_the_same_steps() -> None:
+    algo, env = _make(branch_steps=2, lam=0.7)
+    rollout = algo.collect(env)
+    climbed, target = algo._returns(rollout)
+    value = algo._target_value(rollout.next_state)
+    gamma, reward = algo.gamma, rollout.reward
+    for t in (1, 3):
+        torch.testing.assert_close(climbed[t], reward[t] + gamma * value[t])
+        torch.testing.assert_close(climbed[t - 1], reward[t - 1] + gamma * (0.3 * value[t - 1] + 0.7 * climbed[t]))
+    torch.testing.assert_close(target[..., 1:], climbed[..., 1:])  # of branches there is nothing beyond
+    assert not torch.equal(target[0, :, 0], climbed[0, :, 0])
+
+
+def test_a_branch_as_long_as_the_segment_is_the_papers() -> None:
+    algo, env = _make(branch_steps=4)
+    plain, other = _make()
+    assert torch.equal(algo._returns(algo.collect(env))[0], plain._returns(plain.collect(other))[0])
 
 
 # --- noise that falls by a schedule -----------------------------------------------------------------------------------

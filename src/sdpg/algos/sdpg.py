@@ -210,6 +210,9 @@ class Sdpg(NetworkAlgorithm):
             acted = noise + cfg.nominal_noise * share[:, None, None] * own
         steps: list[tuple[Tensor, ...]] = []
         for t in range(cfg.horizon):
+            if t and cfg.branch_steps and t % cfg.branch_steps == 0:
+                env.branch()
+                steps[-1][6][:, 1:] = True  # done: their trajectories end here, the nominals' go on
             obs = env.observe()
             for name in self.sources:
                 self._room(name, obs.sources[name])[t] = obs.sources[name]
@@ -293,13 +296,15 @@ class Sdpg(NetworkAlgorithm):
         if cfg.soft_critic:
             excess = rollout.log_std.mean(-1) - math.log(cfg.target_std)  # (T, N)
             reward = reward + self.log_temperature.exp().detach() * excess[..., None]
-        target = lambda_returns(reward, next_value, done, self.gamma, cfg.lam)
+        target = climbed = lambda_returns(reward, next_value, done, self.gamma, cfg.lam)
+        if cfg.branch_steps:
+            done = done.clone()
+            done[cfg.branch_steps - 1 :: cfg.branch_steps] = True  # branches are compared as far as they went
         if not cfg.causal:
             climbed = segment_returns(reward, next_value, done, self.gamma)
-        elif not cfg.eligibility_trace:
-            climbed = lambda_returns(reward, next_value, done, self.gamma, lam=1.0)
-        else:
-            climbed = target
+        elif cfg.branch_steps or not cfg.eligibility_trace:
+            lam = cfg.lam if cfg.eligibility_trace else 1.0
+            climbed = lambda_returns(reward, next_value, done, self.gamma, lam)
         if cfg.baseline == "value":
             climbed = climbed - self._target_value(rollout.state)
         return climbed, target

@@ -22,6 +22,10 @@ class SdpgCfg(AlgoCfg):
 
     horizon: int = 32
     """Steps of a segment [H]."""
+    branch_steps: int | None = None
+    """Steps after which branches become their nominals again, in mid-segment; returns that are climbed end there in the
+    critic's value. None: at the end of the segment, as in the paper. A branch acts blindly: it is compared with its
+    nominal only as long as it is near."""
     gamma: float = 0.99
     """Discount."""
     final_gamma: float | None = None
@@ -136,7 +140,7 @@ class SdpgCfg(AlgoCfg):
     def rules(self) -> dict[str, bool]:
         low, high = self.log_std_bounds or (0.0, 0.0)
         ranges = {
-            "at least 1": "horizon search_steps regression_steps critic_passes critic_batch actor_chunk "
+            "at least 1": "horizon branch_steps search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
             "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
             "positive": "initial_std final_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm "
@@ -155,6 +159,8 @@ class SdpgCfg(AlgoCfg):
             "algo.final-gamma needs an algo.gamma below 1 to begin with": self.final_gamma is None or self.gamma < 1.0,
             "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
             or not self.nominal_noise,
+            "algo.search-steps beyond 1 knows no algo.branch-steps: give None": self.search_steps == 1
+            or self.branch_steps is None,
         }
 
     def guided_search(self) -> GuidedSearch:
