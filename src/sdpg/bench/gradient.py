@@ -69,6 +69,9 @@ class Options:
     """The run's task, if it is a module:Class: its code is imported because you say so, not because a file does."""
     figure: Path | None = None
     """Save the figure here (PNG)."""
+    branch_steps: tuple[int, ...] = ()
+    """Steps after which branches become their nominals again, each measured by itself; as the run has it, if not
+    given."""
 
 
 # --- sums over draws --------------------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ class Bench:
         self.again(cfg)
         self.algo.collect(self.env)
         value = self.algo._target_value(self.env.observe().state[None])[0]
-        apart = self.env.steps_since_branch == cfg.horizon  # (N, K)
+        apart = self.env.steps_since_branch == (cfg.branch_steps or cfg.horizon)  # (N, K)
         truth = self.follow(steps)
         return {
             "branches": errors(value[apart], truth[apart]),
@@ -240,6 +243,8 @@ def run(options: Options) -> dict[str, Any]:
         )
     bench = load(options)
     base = replace(bench.algo.cfg, **ALWAYS)
+    if min(options.branch_steps, default=1) < 1:
+        raise SdpgError("branch-steps must be at least 1")
     if max(options.times, default=0) >= base.horizon:
         raise SdpgError(f"times must be below the horizon of {base.horizon}")
     result: dict[str, Any] = {
@@ -254,14 +259,15 @@ def run(options: Options) -> dict[str, Any]:
     if bench.sees_state:
         reference = _reference(bench, base, options, result)
     rows = []
-    rollouts = bench.rollouts(base, options.draws)
-    for baseline, lam in itertools.product(BASELINES, options.lams):
-        cfg = replace(base, baseline=baseline, lam=lam)
-        directions = torch.stack([bench.direction(rollout, cfg) for rollout in rollouts])  # (D, T, N, A)
-        row = _row(bench, rollouts, directions, cfg, reference, options)
-        rows.append({"baseline": baseline, "lam": lam} | row)
+    for steps in options.branch_steps or (base.branch_steps or base.horizon,):
+        rollouts = bench.rollouts(replace(base, branch_steps=steps), options.draws)
+        for baseline, lam in itertools.product(BASELINES, options.lams):
+            cfg = replace(base, branch_steps=steps, baseline=baseline, lam=lam)
+            directions = torch.stack([bench.direction(rollout, cfg) for rollout in rollouts])  # (D, T, N, A)
+            row = _row(bench, rollouts, directions, cfg, reference, options)
+            rows.append({"branch_steps": steps, "baseline": baseline, "lam": lam} | row)
     if bench.sees_state:
-        result["critic"] |= bench.branch_values(base, options.steps)
+        result["critic"] |= bench.branch_values(replace(base, branch_steps=None), options.steps)
     result["rows"] = rows
     if options.figure is not None:
         _draw(result, options.figure)
@@ -301,8 +307,11 @@ def _draw(result: dict[str, Any], path: Path) -> None:
 
     keys = ["share", "cosine"] if "cosine" in result["rows"][0] else ["share"]
     figure, grid = plt.subplots(1, 1 + len(keys), figsize=(4 * (1 + len(keys)), 3.6), layout="constrained")
-    for i, (baseline, members) in enumerate(itertools.groupby(result["rows"], lambda row: row["baseline"])):
+    several = len({row["branch_steps"] for row in result["rows"]}) > 1
+    lines = itertools.groupby(result["rows"], lambda row: (row["branch_steps"], row["baseline"]))
+    for i, ((steps, baseline), members) in enumerate(lines):
         rows, label = list(members), "own value" if baseline == "value" else "nominal's return"
+        label = f"{label}, {steps} steps" if several else label
         for axes, key in zip(grid[1:], keys, strict=True):
             axes.plot([row["lam"] for row in rows], [row[key] for row in rows], "o-", color=f"C{i}", label=label)
             axes.set(xlabel="lambda", title=key)
