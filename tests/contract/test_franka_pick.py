@@ -13,6 +13,7 @@ from sdpg.build import make_env
 from sdpg.rng import RowRng
 from sdpg.tasks import franka_pick
 from sdpg.tasks.franka_pick import CUBE, CUBE_HALF, FINGERS, HAND, POINT_Z, START_ARM, FrankaPick, FrankaPickCfg
+from sdpg.tasks.terms import axes_of
 from sdpg.types import Physics
 
 need_model("franka_emika_panda")
@@ -38,9 +39,9 @@ def memory(reached: bool = False) -> dict[str, torch.Tensor]:
 def between_the_fingers(task: FrankaPick, fingers: float, shift: float = 0.0, roll: float = 0.0) -> Physics:
     """The cube at the point between the fingertips, `shift` metres along the hand's y, turned like the hand, and about
     its x axis by `roll`."""
-    hand = physics_of(task, at_start()).body(HAND)
-    axes = hand.xmat[0, 0].view(3, 3)
-    place = hand.xpos[0, 0] + shift * axes[:, 1] + POINT_Z * axes[:, 2]
+    hand = task.hand(physics_of(task, at_start()))
+    axes = hand.axes[0, 0]
+    place = hand.place[0, 0] + shift * axes[:, 1] + POINT_Z * axes[:, 2]
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, axes.double().flatten().numpy())
     mujoco.mju_mulQuat(quat, quat.copy(), np.array([math.cos(roll / 2), math.sin(roll / 2), 0.0, 0.0]))
@@ -63,6 +64,20 @@ def test_scene(task):
     assert colliding == {"floor", "cube", "panda/palm", "panda/left_pad", "panda/right_pad"}
 
 
+def test_the_hand_is_where_the_engine_has_it(task):
+    model, generator = model_of(type(task)), np.random.default_rng(0)
+    data = mujoco.MjData(model)
+    for _ in range(5):
+        data.qpos[CUBE] = generator.normal(size=7)
+        data.qpos[7:] = generator.uniform(*model.jnt_range[1:].T)
+        mujoco.mj_kinematics(model, data)
+        qpos = torch.from_numpy(data.qpos).float()
+        hand = task.hand(Physics(qpos[None, None], torch.zeros(1, 1, model.nv)))
+        np.testing.assert_allclose(hand.place[0, 0], data.body(HAND).xpos, atol=1e-5)
+        np.testing.assert_allclose(hand.axes[0, 0], data.body(HAND).xmat.reshape(3, 3), atol=1e-5)
+        np.testing.assert_allclose(axes_of(qpos[3:7]), data.body("cube").xmat.reshape(3, 3), atol=1e-5)
+
+
 def test_starts(task):
     start = task.start(RowRng(0, torch.arange(2000)), 2000, None)
     cube, target = start.qpos[:, CUBE][:, :3], start.memory["target"]
@@ -73,7 +88,7 @@ def test_starts(task):
     assert 0.229 < target[:, 2].min() < 0.24 and 0.42 < target[:, 2].max() < 0.4301
     assert torch.equal(start.mocap_pos[:, 0], target)
     x = physics_of(task, start.qpos[0])
-    assert franka_pick._lowest(x) > 0.3 and not task.terminated(x, memory()).any()
+    assert franka_pick._lowest(x, task.hand(x)) > 0.3 and not task.terminated(x, memory()).any()
 
 
 def test_the_camera_sees_every_cube_and_the_fingertips_from_the_start(task):
@@ -82,7 +97,8 @@ def test_the_camera_sees_every_cube_and_the_fingertips_from_the_start(task):
     start = task.start(RowRng(0, torch.arange(500)), 500, None)
     data.qpos[:] = start.qpos[0]
     mujoco.mj_forward(model, data)
-    camera, point = data.camera(HAND), franka_pick._point(physics_of(task, start.qpos[0]))[0]
+    x = physics_of(task, start.qpos[0])
+    camera, point = data.camera(HAND), franka_pick._point(x, task.hand(x))[0]
     places = torch.cat((start.qpos[:, :3], point)).double().numpy()  # (501, 3)
     x, y, z = ((places - camera.xpos) @ camera.xmat.reshape(3, 3)).T
     edge = math.tan(math.radians(model.cam_fovy[camera.id] / 2))
@@ -122,7 +138,7 @@ def test_gripper_stays_open_until_the_cube_is_reached_unless_it_is_free(task):
 
 def test_rewards_of_the_start_pose(task):
     x = physics_of(task, at_start())
-    point = franka_pick._point(x)[0, 0]
+    point = franka_pick._point(x, task.hand(x))[0, 0]
     np.testing.assert_allclose(point, [0.67845, 0.0, 0.37358], atol=1e-4)
     terms = terms_of(task, x, memory(), action=0.5)
     distance = math.dist(point.tolist(), (0.6, 0.0, 0.03))
@@ -162,7 +178,7 @@ def test_terminations(task):
     low = at_start()
     low[7:14] = torch.tensor([0.0, 1.0, 0.0, -1.57, 0.0, 2.57, -0.7853])  # the shoulder leans forward
     x = physics_of(task, low)
-    assert franka_pick._lowest(x) < 0.0 and ends(low)
+    assert franka_pick._lowest(x, task.hand(x)) < 0.0 and ends(low)
     assert terms_of(task, x, memory())["no_floor"] == 0.0
 
 
@@ -181,7 +197,8 @@ def test_lowest_point_is_that_of_the_collision_shapes(task):
             geom, half = data.geom(name), model.geom(name).size
             up = np.abs(geom.xmat.reshape(3, 3)[2])
             lowest.append(geom.xpos[2] - (up @ half if "pad" in name else up[2] * half[1] + half[0]))
-        assert franka_pick._lowest(physics_of(task, qpos)).item() == pytest.approx(min(lowest), abs=1e-5)
+        x = physics_of(task, qpos)
+        assert franka_pick._lowest(x, task.hand(x)).item() == pytest.approx(min(lowest), abs=1e-5)
 
 
 def test_the_actor_is_told_the_target_but_not_the_cube(task):

@@ -15,10 +15,11 @@ from sdpg.rng import RowRng
 from sdpg.tasks import in_hand
 from sdpg.tasks.allegro_cube import AllegroCube
 from sdpg.tasks.base import make_task
-from sdpg.tasks.fingertips import Fingertips, multiply
+from sdpg.tasks.chains import Chains, multiply
 from sdpg.tasks.in_hand import FACES, GOAL_BONUS, InHand, InHandCfg, angle_between, inverse
 from sdpg.tasks.menagerie import folder
 from sdpg.tasks.shadow_cube import ShadowCube
+from sdpg.tasks.terms import axes_of
 from sdpg.types import Physics
 
 SIZES = {"allegro_cube": (16, 16, 124, 107), "shadow_cube": (24, 20, 157, 140)}  # joints, A, D, actor's vector
@@ -146,12 +147,16 @@ def test_fingers_follow_their_targets_without_swinging(task):
 
 def test_fingertips_are_where_the_engine_has_them(task):
     model, generator = model_of(task), np.random.default_rng(0)
-    data, tips = mujoco.MjData(model), Fingertips(model, task.fingertips)
+    data, tips = mujoco.MjData(model), Chains(model, task.fingertips)
     for _ in range(5):
         data.qpos[:-7] = generator.uniform(*model.jnt_range[:-1].T)
         data.qvel[:] = generator.normal(size=model.nv)
         mujoco.mj_forward(model, data)
-        got = tips(torch.from_numpy(data.qpos).float(), torch.from_numpy(data.qvel).float())
+        qpos, qvel = torch.from_numpy(data.qpos).float(), torch.from_numpy(data.qvel).float()
+        got = tips.motions(qpos, qvel)
+        place, axes = tips.poses(qpos)
+        torch.testing.assert_close(place, got[0])
+        torch.testing.assert_close(axes, axes_of(got[1]))
         for f, name in enumerate(task.fingertips):
             velocity = np.zeros(6)  # angular, linear
             mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, model.body(name).id, velocity, 0)
@@ -165,7 +170,7 @@ def test_fingertips_of_other_chains_are_refused():
         "<mujoco><worldbody><body name='a'><joint type='slide'/><geom size='1'/></body></worldbody></mujoco>"
     )
     with pytest.raises(SdpgError, match="'a' is moved by other than one hinge"):
-        Fingertips(spec.compile(), ("a",))
+        Chains(spec.compile(), ("a",))
 
 
 def test_starts(task):

@@ -79,7 +79,9 @@ def test_the_bench_of_a_run(obs: str, tmp_path: Path) -> None:
         again = gradient.run(gradient.Options(tmp_path / "run", "last", 2, (0.95,), (0, 2), 2, 5, 1))
         assert again["rows"][0] == next(row for row in result["rows"] if row["lam"] == 0.95)
         # Each length of branches by itself, and that of the segment is what the run has.
-        each = gradient.run(gradient.Options(tmp_path / "run", "last", 2, (0.95,), (0, 2), 2, 5, 1, branch_steps=(2, 4)))
+        each = gradient.run(
+            gradient.Options(tmp_path / "run", "last", 2, (0.95,), (0, 2), 2, 5, 1, branch_steps=(2, 4))
+        )
         assert [row["branch_steps"] for row in each["rows"]] == [2, 2, 4, 4]
         assert each["rows"][2] == again["rows"][0] != each["rows"][0] | {"branch_steps": 4}
 

@@ -214,7 +214,7 @@ def test_the_shared_noise_is_new_in_every_row_step_and_iteration() -> None:
     assert not torch.isin(first, other).any()
 
 
-# --- branches that stay near -------------------------------------------------------------------------------------------
+# --- branches that stay near ------------------------------------------------------------------------------------------
 
 
 def test_branches_become_their_nominals_again_after_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:

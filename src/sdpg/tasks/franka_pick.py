@@ -19,16 +19,18 @@ authors' released code. Deviations:
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import torch
 from torch import Tensor
 
 from sdpg.tasks import Camera, Encoder, Ended, Memory, Physics, RowRng, Start, Task, TaskCfg, Terms
+from sdpg.tasks.chains import Chains
 from sdpg.tasks.menagerie import model
-from sdpg.tasks.terms import ASSETS, effort, moved_targets
+from sdpg.tasks.terms import ASSETS, axes_of, effort, moved_targets
 
 ARM, FINGERS, CUBE = slice(7, 14), slice(14, 16), slice(0, 7)  # in qpos
 ROBOT_VEL, CUBE_VEL = slice(6, 15), slice(0, 6)  # in qvel
@@ -68,6 +70,11 @@ AT_TARGET = 0.05
 WORKSPACE = 1.0
 
 
+class Hand(NamedTuple):
+    place: Tensor  # (N, K, 3)
+    axes: Tensor  # (N, K, 3, 3) columns
+
+
 @dataclass(frozen=True)
 class FrankaPickCfg(TaskCfg):
     free_gripper: bool = False
@@ -93,7 +100,6 @@ class FrankaPick(Task):
     timestep = 0.005
     substeps = 2  # 100 Hz
     episode_steps = 300
-    reads = ("xpos", "xmat")
     camera = "front"
     cameras = {"pixels": Camera(HAND, stack=1)}
     inputs = {"state": ("state",), "pixels": ("proprio", "pixels")}
@@ -103,6 +109,14 @@ class FrankaPick(Task):
         spec = mujoco.MjSpec.from_file(str(ASSETS / "franka_pick.xml"))
         spec.attach(_panda(), prefix="panda/", frame=spec.worldbody.add_frame())
         return spec
+
+    @functools.cached_property
+    def _chain(self) -> Chains:
+        return Chains(self.scene().compile(), (HAND,))
+
+    def hand(self, x: Physics) -> Hand:
+        place, axes = self._chain.poses(x.qpos)
+        return Hand(place[..., 0, :], axes[..., 0, :, :])
 
     def start(self, rng: RowRng, n: int, ended: Ended | None) -> Start:
         device = rng.rows.device
@@ -129,8 +143,8 @@ class FrankaPick(Task):
         return torch.cat((targets[..., :7], torch.where(close, CLOSED, OPEN)), dim=-1)
 
     def reward(self, x: Physics, memory: Memory, action: Tensor) -> Terms:
-        cube, target = x.qpos[..., CUBE][..., :3], memory["target"]
-        from_point = (cube - _point(x)).norm(dim=-1)
+        hand, cube, target = self.hand(x), x.qpos[..., CUBE][..., :3], memory["target"]
+        from_point = (cube - _point(x, hand)).norm(dim=-1)
         from_target = (target - cube).norm(dim=-1)
         turned = _turn_to_target(x).norm(dim=-1)
         reached = (memory["reached"] | (from_point < REACHED)).float()
@@ -139,9 +153,9 @@ class FrankaPick(Task):
         return {
             "reach": 4.0 * _near(5.0 * from_point),
             "track": 8.0 * reached * _near(5.0 * (0.9 * from_target + 0.1 * turned)),
-            "no_floor": 0.25 * (_lowest(x) > FLOOR_CONTACT).float(),
+            "no_floor": 0.25 * (_lowest(x, hand) > FLOOR_CONTACT).float(),
             "posture": 0.3 * _near((x.qpos[..., ARM] - start).norm(dim=-1)),
-            "grasp": held(x).float(),
+            "grasp": held(x, hand).float(),
             "lift": 3.0 * lifted,
             "lifted_near": 16.0 * lifted * _near(from_target / 0.3),
             "lifted_at": 5.0 * lifted * _near(from_target / 0.1),
@@ -150,10 +164,10 @@ class FrankaPick(Task):
 
     def terminated(self, x: Physics, memory: Memory) -> Tensor:
         cube = x.qpos[..., CUBE][..., :3]
-        return (cube.abs() > WORKSPACE).any(-1) | (cube[..., 2] < 0.0) | (_lowest(x) < 0.0)
+        return (cube.abs() > WORKSPACE).any(-1) | (cube[..., 2] < 0.0) | (_lowest(x, self.hand(x)) < 0.0)
 
     def advance(self, x: Physics, memory: Memory, action: Tensor, rng: RowRng) -> Memory:
-        from_point = (x.qpos[..., CUBE][..., :3] - _point(x)).norm(dim=-1)
+        from_point = (x.qpos[..., CUBE][..., :3] - _point(x, self.hand(x))).norm(dim=-1)
         return {
             "joint_targets": moved_targets(memory["joint_targets"], action, STEP, LOW, HIGH),
             "target": memory["target"],
@@ -162,8 +176,8 @@ class FrankaPick(Task):
 
     def observe(self, x: Physics, memory: Memory) -> dict[str, Tensor]:
         joints = torch.cat((x.qpos[..., ARM], x.qpos[..., FINGERS]), dim=-1)
-        velocities, cube, point = x.qvel[..., ROBOT_VEL], x.qpos[..., CUBE], _point(x)
-        hand_rows = x.body(HAND).xmat[..., 3:]
+        hand, velocities, cube = self.hand(x), x.qvel[..., ROBOT_VEL], x.qpos[..., CUBE]
+        point, hand_rows = _point(x, hand), hand.axes.flatten(-2)[..., 3:]
         error = memory["joint_targets"] - joints[..., :8]
         state = (
             joints,
@@ -172,7 +186,7 @@ class FrankaPick(Task):
             x.qvel[..., CUBE_VEL],
             point,
             hand_rows,
-            x.body("cube").xmat[..., 3:],
+            axes_of(cube[..., 3:]).flatten(-2)[..., 3:],
             cube[..., :3] - point,
             memory["target"] - cube[..., :3],
             _turn_to_target(x),
@@ -192,15 +206,14 @@ class FrankaPick(Task):
         }
 
 
-def held(x: Physics) -> Tensor:
+def held(x: Physics, hand: Hand) -> Tensor:
     """(N, K) bool: closed fingers, both of which touch the object. Told by poses: contact sensors would cost a solver's
     pass a step."""
-    hand = x.body(HAND)
-    axes = hand.xmat.unflatten(-1, (3, 3))  # (N, K, 3, 3) columns: the hand's axes
-    place = _in_frame(axes, x.qpos[..., CUBE][..., :3] - hand.xpos)  # (N, K, 3)
+    place = _in_frame(hand.axes, x.qpos[..., CUBE][..., :3] - hand.place)  # (N, K, 3)
     half = torch.tensor(CUBE_HALF, device=place.device)
     # Half of the object's extent along each axis of the hand.
-    turned = axes.transpose(-1, -2) @ x.body("cube").xmat.unflatten(-1, (3, 3))
+    cube = axes_of(x.qpos[..., CUBE][..., 3:])
+    turned = (hand.axes[..., :, :, None] * cube[..., :, None, :]).sum(-3)  # (N, K, 3, 3) the cube's axes in the hand's
     extent = (turned.abs() * half).sum(-1)  # (N, K, 3)
     side = torch.stack((place[..., 1], -place[..., 1]), dim=-1)  # (N, K, 2): towards either finger
     gap = x.qpos[..., FINGERS] - side - extent[..., 1:2]
@@ -218,19 +231,18 @@ def _in_frame(axes: Tensor, vector: Tensor) -> Tensor:
     return (axes * vector[..., :, None]).sum(-2)
 
 
-def _point(x: Physics) -> Tensor:
+def _point(x: Physics, hand: Hand) -> Tensor:
     """(N, K, 3) between the fingertips."""
-    hand, fingers = x.body(HAND), x.qpos[..., FINGERS]
-    axes = hand.xmat.unflatten(-1, (3, 3))
+    fingers = x.qpos[..., FINGERS]
     middle = (fingers[..., :1] - fingers[..., 1:]) / 2.0
-    return hand.xpos + middle * axes[..., 1] + POINT_Z * axes[..., 2]
+    return hand.place + middle * hand.axes[..., 1] + POINT_Z * hand.axes[..., 2]
 
 
-def _lowest(x: Physics) -> Tensor:
+def _lowest(x: Physics, hand: Hand) -> Tensor:
     """(N, K) height of the lowest point of fingers and hand."""
-    hand, fingers = x.body(HAND), x.qpos[..., FINGERS]
-    up = hand.xmat[..., 6:]  # (N, K, 3) world z of the hand's axes
-    height = hand.xpos[..., 2]
+    fingers = x.qpos[..., FINGERS]
+    up = hand.axes[..., 2, :]  # (N, K, 3) world z of the hand's axes
+    height = hand.place[..., 2]
     extent = (up.abs() * torch.tensor(PAD_HALF, device=up.device)).sum(-1)
     left = up[..., 1] * (fingers[..., 0] + PAD_HALF[1])
     right = -up[..., 1] * (fingers[..., 1] + PAD_HALF[1])
@@ -242,7 +254,7 @@ def _lowest(x: Physics) -> Tensor:
 def _turn_to_target(x: Physics) -> Tensor:
     """(N, K, 6) first two rows of the target's rotation, which is none, minus those of the object's."""
     rows = torch.tensor((1.0, 0.0, 0.0, 0.0, 1.0, 0.0), device=x.qpos.device)
-    return rows - x.body("cube").xmat[..., :6]
+    return rows - axes_of(x.qpos[..., CUBE][..., 3:]).flatten(-2)[..., :6]
 
 
 def _panda() -> mujoco.MjSpec:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sdpg.rng import RowRng
 from sdpg.tasks.base import Task, TaskCfg
-from sdpg.tasks.fingertips import Fingertips, multiply
+from sdpg.tasks.chains import Chains, multiply
 from sdpg.tasks.terms import angle_of, effort
 from sdpg.types import Camera, Encoder, Ended, Memory, Physics, Start, Terms
 
@@ -171,8 +171,8 @@ class InHand(Task):
         return torch.tensor(tuple(self.joints.values())).T  # (3, joints): lower and upper limits, start
 
     @functools.cached_property
-    def _fingertips(self) -> Fingertips:
-        return Fingertips(self.scene().compile(), self.fingertips)
+    def _fingertips(self) -> Chains:
+        return Chains(self.scene().compile(), self.fingertips)
 
     @functools.cached_property
     def _actuators(self) -> tuple[Tensor, Tensor]:
@@ -263,7 +263,7 @@ class InHand(Task):
         cube = (place, quat, x.qvel[..., -6:-3], VELOCITY_SCALE * x.qvel[..., -3:])
         target = (torch.tensor(self.in_hand, device=place.device).expand_as(place), memory["goal"])
         turn = multiply(quat, inverse(memory["goal"]))
-        tips = (numbers.flatten(-2) for numbers in self._fingertips(x.qpos, x.qvel))
+        tips = (numbers.flatten(-2) for numbers in self._fingertips.motions(x.qpos, x.qvel))
         rest = (*tips, memory["action"])
         return {
             "state": torch.cat((*moving, *cube, *target, turn, *rest), dim=-1),

@@ -77,6 +77,17 @@ def forward_projection(quat: Tensor) -> Tensor:
     return 1.0 - 2.0 * (y * y + z * z)
 
 
+def axes_of(quat: Tensor) -> Tensor:
+    """The body's axes in the world, as columns: (..., 4) -> (..., 3, 3)."""
+    w, x, y, z = (quat / quat.norm(dim=-1, keepdim=True)).unbind(-1)
+    rows = (
+        (1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)),
+        (2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)),
+        (2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)),
+    )
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
 def yaw_of(quat: Tensor) -> Tensor:
     """Where the body's x axis points, seen from above: 0 is world +x, counter-clockwise. (..., 4) -> (...)"""
     w, x, y, z = quat.unbind(-1)
