@@ -55,10 +55,12 @@ _CALM: Values = {"initial_std": 0.5, "output_gain": 0.1}
 # From state: many nominals, few branches. Nominals have noise of their own, from none in the first row to all of it in
 # the last, and the critic learns from them alone; what is climbed is how the policy answers to noise, not what a blind
 # branch survives. Directions that count by what is at stake, and a view that grows longer, make a fall cost what it
-# should; with a long view from the beginning a seed stood still for good. Noise falls by a schedule as well.
+# should; with a long view from the beginning a seed stood still for good. Noise falls by a schedule as well. Branches
+# act blindly, so they do it for a quarter of the segment only.
 _MANY_NOMINALS = Delta(
     {"num_nominal": 256, "num_auxiliary": 3, "iterations": 660},
     {
+        "branch_steps": 8,
         "nominal_noise": 1.0,
         "critic_branches": 0.0,
         "critic_passes": 8,
