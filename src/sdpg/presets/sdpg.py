@@ -89,7 +89,7 @@ _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fracti
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
 # the encoder learns from directions with half the noise.
 _RUNNERS = Delta({"num_auxiliary": 63, "iterations": 1250}, _CALM | {"image_origin": "first", "image_motion": True})
-CPU_PIXELS = {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walker": _RUNNERS}
+CPU_PIXELS = robots.CPU_PIXELS | {"cartpole": Delta({"iterations": 240}), "hopper": _RUNNERS, "walker": _RUNNERS}
 
 
 def delta(task: str, preset: str, obs: str) -> Delta:

@@ -71,3 +71,5 @@ CPU = {
     "allegro_cube": Delta({}, _CPU_HAND | {"initial_std": 0.2}),  # its light fingers fling the cube away at 0.5
     "shadow_cube": Delta({}, _CPU_HAND),
 }
+# Three cameras: with 15 branches a fifth of an iteration is rendering.
+CPU_PIXELS = {"aloha_insertion": Delta({"num_auxiliary": 31})}
