@@ -66,6 +66,8 @@ _MANY_NOMINALS = Delta(
         "critic_passes": 8,
         "critic_batch": 512,
         "critic_lr": 2e-3,
+        "critic_schedule": "constant",
+        "reward_scale": 0.1,
         "regression_steps": 8,
         "regression_fraction": 0.25,
         "exploration": "fixed",
@@ -74,7 +76,7 @@ _MANY_NOMINALS = Delta(
         "stakes": 0.5,
     },
 )
-_PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what these two were measured with
+_PAPER_CRITIC: Values = {"critic_schedule": "linear", "reward_scale": 1.0}  # what they were measured with
 CPU = robots.CPU | {
     "cartpole": Delta(
         {"num_nominal": 32, "iterations": 120},
@@ -84,7 +86,8 @@ CPU = robots.CPU | {
     "ant": Delta({"iterations": 2000}, _PAPER_CRITIC | {"critic_lr": 2e-3}),
     "humanoid": Delta({"iterations": 5000}),
 }
-CPU_STATE = {"hopper": Delta({}, _CALM) | _MANY_NOMINALS}
+_FROM_STATE = Delta({}, _CALM) | _MANY_NOMINALS
+CPU_STATE = {"hopper": _FROM_STATE, "walker": _FROM_STATE | Delta({"iterations": 1200})}
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
 # the encoder learns from directions with half the noise.
