@@ -243,8 +243,6 @@ def run(options: Options) -> dict[str, Any]:
         )
     bench = load(options)
     base = replace(bench.algo.cfg, **ALWAYS)
-    if min(options.branch_steps, default=1) < 1:
-        raise SdpgError("branch-steps must be at least 1")
     if max(options.times, default=0) >= base.horizon:
         raise SdpgError(f"times must be below the horizon of {base.horizon}")
     result: dict[str, Any] = {
