@@ -212,7 +212,6 @@ class Sdpg(NetworkAlgorithm):
         for t in range(cfg.horizon):
             if t and cfg.branch_steps and t % cfg.branch_steps == 0:
                 env.branch()
-                steps[-1][6][:, 1:] = True  # done: their trajectories end here, the nominals' go on
             obs = env.observe()
             for name in self.sources:
                 self._room(name, obs.sources[name])[t] = obs.sources[name]
@@ -223,6 +222,8 @@ class Sdpg(NetworkAlgorithm):
             steps.append((obs.state, mean, log_std, step.reward, step.state, step.terminated, done, step.failed))
         state, mean, log_std, reward, next_state, terminated, done, failed = map(torch.stack, zip(*steps, strict=True))
         done[-1] = True
+        if cfg.branch_steps:
+            done[cfg.branch_steps - 1 :: cfg.branch_steps, :, 1:] = True  # the nominals' trajectories go on
         rollout = Rollout(
             state=state,
             sources=dict(self._seen),
@@ -300,10 +301,10 @@ class Sdpg(NetworkAlgorithm):
         if cfg.branch_steps:
             done = done.clone()
             done[cfg.branch_steps - 1 :: cfg.branch_steps] = True  # branches are compared as far as they went
+        lam = cfg.lam if cfg.eligibility_trace else 1.0
         if not cfg.causal:
             climbed = segment_returns(reward, next_value, done, self.gamma)
-        elif cfg.branch_steps or not cfg.eligibility_trace:
-            lam = cfg.lam if cfg.eligibility_trace else 1.0
+        elif cfg.branch_steps or lam != cfg.lam:
             climbed = lambda_returns(reward, next_value, done, self.gamma, lam)
         if cfg.baseline == "value":
             climbed = climbed - self._target_value(rollout.state)

@@ -194,7 +194,7 @@ class Bench:
         self.again(cfg)
         self.algo.collect(self.env)
         value = self.algo._target_value(self.env.observe().state[None])[0]
-        apart = self.env.steps_since_branch == (cfg.branch_steps or cfg.horizon)  # (N, K)
+        apart = self.env.steps_since_branch == cfg.horizon  # (N, K)
         truth = self.follow(steps)
         return {
             "branches": errors(value[apart], truth[apart]),

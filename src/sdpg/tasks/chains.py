@@ -77,9 +77,8 @@ class Chains:
         half = 0.5 * qpos[..., self._joint.to(device)] * axis.any(-1)  # (..., L, F)
         bend = torch.cat((half.cos()[..., None], half.sin()[..., None] * axis), dim=-1)  # (..., L, F, 4)
         local = multiply(turn, bend)  # a joint is at its body's origin
-        spin = (
-            rotate(turn, axis) * qvel[..., self._speed.to(device)][..., None]
-        )  # (..., L, F, 3) in the frame of the link before
+        speed = qvel[..., self._speed.to(device)][..., None]
+        spin = rotate(turn, axis) * speed  # (..., L, F, 3) in the frame of the link before
         place, quat = offset[0].expand_as(spin[..., 0, :, :]), local[..., 0, :, :]
         angular = spin[..., 0, :, :]
         linear = torch.zeros_like(angular)
