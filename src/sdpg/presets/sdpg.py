@@ -87,7 +87,12 @@ CPU = robots.CPU | {
     "humanoid": Delta({"iterations": 5000}),
 }
 _FROM_STATE = Delta({}, _CALM) | _MANY_NOMINALS
-CPU_STATE = {"hopper": _FROM_STATE, "walker": _FROM_STATE | Delta({"iterations": 1200})}
+CPU_STATE = {
+    "hopper": _FROM_STATE,
+    "walker": _FROM_STATE | Delta({"iterations": 1200}),
+    "ant": _FROM_STATE | Delta({"iterations": 2400}),
+    "humanoid": _FROM_STATE | Delta({"iterations": 2000}, {"horizon": 32}),
+}
 _CPU_IMAGES = Delta({}, {"encoder": "half", "actor_lr": 1e-3, "regression_fraction": 0.25})
 # All the paper's branches again: they are not rendered, so four times as many make an iteration half as long again, and
 # the encoder learns from directions with half the noise.
