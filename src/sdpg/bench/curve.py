@@ -54,6 +54,7 @@ def learning(
     """From metrics.jsonl and config.json of a run folder; `evaluation` is what `sdpg eval --json` said of it."""
     config, rows = curves.load(Path(run_dir))
     cfg, kept = config["cfg"], curves.thin(rows, POINTS)
+    began = (config.get("sessions") or [{}])[0]
     return {
         "kind": "learning",
         "task": cfg["task"],
@@ -64,6 +65,9 @@ def learning(
         "num_nominal": cfg.get("num_nominal"),
         "num_auxiliary": cfg.get("num_auxiliary"),
         "command": command,
+        # A preset may change under its name: what it was when the run began, and the code, if it was a git checkout.
+        "options": cfg.get("algo"),
+        "commit": (began.get("git") or {}).get("commit"),
         "machine": machine.describe(cfg.get("threads") or None),
         "curve": {name: [curves.number(row.get(key), scale) for row in kept] for name, (key, scale) in COLUMNS.items()},
         "saving": sum(row.get("Perf/save_seconds") or 0.0 for row in rows) / rows[-1]["seconds"],  # share of its time
