@@ -255,7 +255,7 @@ class _Run:
     def _fit_schedules(self) -> None:
         """Fit the schedules of a run limited by minutes to the iterations that rank 0 expects: once, for good."""
         pace, iteration = self.pace, self.algo.iteration
-        if pace is None or self.cfg.algo.schedule_iterations:
+        if pace is None or self.cfg.algo.schedule_iterations or not self.algo.warm:
             return
         length = self.group.on_rank_zero(lambda: pace.iterations(iteration, self.clock()))
         if length is None:
@@ -287,6 +287,7 @@ class _Run:
             self._save()
             raise SdpgError(self._failure(what[0], failed))
         metrics = algo.update(batch)
+        self.env_steps += int(metrics.get("Train/perturbed_steps", 0.0))  # in a simulator of their own
         self._log(metrics, counts, failed, middle - start, time.perf_counter() - middle)
         if self.due <= algo.iteration < cfg.iterations:  # the last one is saved by the loop
             self._save_and_go_on()

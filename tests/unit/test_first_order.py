@@ -139,7 +139,7 @@ def test_the_gradient_is_the_slope_of_the_segments_return(task: str) -> None:
         return earned
 
     gradient = torch.autograd.grad(total(actions).sum(), actions)[0]  # (T, N, A)
-    assert worlds.unknown == 0 and worlds.perturbed == steps * n * (2 * env.sim.nv + env.sim.nu)
+    assert worlds.unknown == 0 and worlds.perturbed == steps * n * (1 + 2 * env.sim.nv + env.sim.nu)
     along = gradient / gradient.flatten().norm()
     size = 2e-3  # fields are float32
     with torch.no_grad():

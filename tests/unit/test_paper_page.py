@@ -115,19 +115,57 @@ def test_what_was_evaluated_in_fewer_episodes_is_not_taken(tmp_path: Path) -> No
     assert paper_runs.taken(run, tmp_path, 128) is None
 
 
+def interrupted(where: Path, checkpoint: bool, monkeypatch: pytest.MonkeyPatch, state: listing.State) -> None:
+    (where / "checkpoints").mkdir(parents=True)
+    (where / listing.CONFIG).touch()
+    if checkpoint:
+        (where / "checkpoints" / "000050").mkdir()
+    monkeypatch.setattr(listing, "look", lambda folder: listing.Run(str(folder), state))
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The trainings that were begun, none of which is made."""
+    commands: list[str] = []
+    monkeypatch.setattr(paper_runs, "_train", lambda command, *rest: commands.append(" ".join(command)))
+    return commands
+
+
 @pytest.mark.parametrize(
     ("state", "words"), [(None, "train hopper"), ("interrupted", "train --resume"), ("finished", "")]
 )
 def test_a_teacher_is_finished_before_its_student_begins(
-    state: listing.State | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: listing.State | None, words: str, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = Combination("hopper", "pixels", "dagger", 10, 60.0)
-    where = tmp_path / "runs" / "hopper-state-ppo-10"
+    where = tmp_path / "runs" / "hopper-state-ppo-10-10min"
     if state is not None:
-        where.mkdir(parents=True)
-        (where / listing.CONFIG).touch()
-        monkeypatch.setattr(listing, "look", lambda folder: listing.Run(str(folder), state))
-    begun: list[str] = []
-    monkeypatch.setattr(paper_runs, "_train", lambda command, *rest: begun.append(" ".join(command)))
+        interrupted(where, True, monkeypatch, state)
     assert paper_runs._teacher(student, tmp_path, 1, paper._silent) == where
     assert len(begun) == (state != "finished") and all(command.startswith(words) for command in begun)
+
+
+@pytest.mark.parametrize(("algorithm", "checkpoint"), [("sdpg", False), ("drqv2", True), ("dagger", True)])
+def test_what_cannot_go_on_exactly_is_begun_anew(
+    algorithm: str, checkpoint: bool, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that is lost would be a handicap; a run that was killed before its first checkpoint has none."""
+    run = Combination("hopper", "pixels", algorithm, 10, 60.0)
+    where = tmp_path / "runs" / run.name
+    interrupted(where, checkpoint, monkeypatch, "interrupted")
+    told: list[str] = []
+    paper_runs._finish(run, where, None, 1, lambda line, passing: told.append(line))
+    assert [command.split()[:2] for command in begun] == [["train", "hopper"]]
+    assert not where.exists() and where.with_name(f"{where.name}-unsaved1").exists() and "begun anew" in told[0]
+
+
+def test_runs_of_other_lengths_are_other_runs(tmp_path: Path) -> None:
+    names = {Combination("hopper", "state", "ppo", 10, minutes).name for minutes in (10.0, 5.0, 1 / 3)}
+    assert len(names) == 3
+
+
+def test_a_student_took_what_its_teacher_took() -> None:
+    made = result("hopper", "pixels", "dagger") | {"teacher_minutes": 10.0, "teacher_env_steps": 1000}
+    for axis, before in (("minutes", 10.0), ("env_steps", 1000), ("images", 0)):
+        (line,) = paper_figures.lines([made], axis)
+        assert line.x[0] == before + STEPS[0]

@@ -19,7 +19,7 @@ from sdpg.types import Memory, Physics, Step
 
 class DifferentiableWorlds:
     """Graphs begin anew with every segment, and in a row with every episode. `perturbed` counts control steps of
-    perturbed copies, `unknown` steps whose Jacobian was not known and counts as 0."""
+    the copies that Jacobians are measured with, `unknown` steps whose Jacobian was not known and counts as 0."""
 
     def __init__(self, env: BranchedEnv):
         self.env, self.jacobian = env, StepJacobian(env.sim)
@@ -49,7 +49,7 @@ class DifferentiableWorlds:
         before, rng = env.sim.state_dict(), env.step_rng()
         step = env.step(acted.detach(), ctrl.detach())
         tangent, fields, known = self.jacobian.step(before, self._tangent, ctrl[:, 0], task.substeps)
-        self.perturbed += len(known) * (self.jacobian.copies - 1)
+        self.perturbed += len(known) * self.jacobian.copies
         failed = step.failed[:, 0]
         self.unknown += int((~known & ~failed).sum())
         # A world that failed has numbers that no gradient survives, and is left out: those of the step before will do.

@@ -47,7 +47,7 @@ class Segment:
     terminated: Tensor  # (T, N) bool: no value beyond
     done: Tensor  # (T, N) bool: restarted after the step, or the segment ended
     failed: Tensor  # (T, N) bool
-    perturbed: int  # control steps of perturbed worlds
+    perturbed: int  # control steps of the worlds that Jacobians were measured with
     unknown: int  # steps without a Jacobian
 
 

@@ -38,15 +38,18 @@ def groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 def lines(results: Sequence[Result], axis: str, name: str = "return") -> list[curves.Line]:
-    """A line per run. A student's minutes begin where its teacher's end."""
+    """A line per run. A student's minutes and steps begin where its teacher's end."""
     found = []
     for result in results:
-        x = curves.column(result["curve"][axis])
-        if axis == "minutes":
-            x = x + (result.get("teacher_minutes") or 0.0)
+        x = curves.column(result["curve"][axis]) + _teachers(result, axis)
         if np.isfinite(x).any() and np.nanmax(x) > 0:
             found.append(curves.Line(result["algorithm"], x, curves.column(result["curve"][name])))
     return found
+
+
+def _teachers(result: Result, axis: str) -> float:
+    """What a student's teacher took of it before."""
+    return float(result.get(f"teacher_{axis}") or 0.0)
 
 
 def learning(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
@@ -140,9 +143,9 @@ def final_table(results: Sequence[Result]) -> Table:
             low, high = interval(values)
             upright = np.mean([r["evaluation"]["survived"] for r in runs])
             minutes, steps, images = (
-                float(np.mean([_last(r, name) for r in runs])) for name in ("minutes", "env_steps", "images")
+                float(np.mean([_last(r, name) + _teachers(r, name) for r in runs]))
+                for name in ("minutes", "env_steps", "images")
             )
-            minutes += float(np.mean([r.get("teacher_minutes") or 0.0 for r in runs]))
             found = [
                 round(interquartile_mean(values), 1),
                 f"{low:.1f} to {high:.1f}",

@@ -15,14 +15,16 @@ from typing import Any
 from sdpg.algos.registry import ALGORITHMS
 from sdpg.bench import curve
 from sdpg.errors import SdpgError
+from sdpg.report import curves
 from sdpg.run import listing
+from sdpg.run.folder import set_aside
 
 # Who is compared with whom, by what the policy sees. Distillation has a teacher, which learns from state.
 RIVALS = {
     "state": ("sdpg", "ppo", "a2c", "shac", "sapo"),
     "pixels": ("sdpg", "ppo", "drqv2", "dagger", "dva", "dreamer"),
 }
-STUDENT, TEACHER = "dagger", "ppo"  # it has the best policy from state after ten minutes
+STUDENT, TEACHER = "dagger", "ppo"  # from state it is the quickest: the student has most of the time
 FIRST_SEED = 10  # smaller ones were used to choose presets
 LOOK_EVERY = 1.0  # seconds
 
@@ -42,7 +44,9 @@ class Combination:
 
     @property
     def name(self) -> str:
-        return f"{self.task}-{self.obs}-{self.algorithm}-{self.seed}".replace(":", ".").replace("/", ".")
+        """Of its folder. Runs of other lengths have other names, so that they are never mixed."""
+        name = f"{self.task}-{self.obs}-{self.algorithm}-{self.seed}-{self.minutes:.4g}min"
+        return name.replace(":", ".").replace("/", ".")
 
     def __str__(self) -> str:
         return f"{self.task} from {self.obs}, {self.algorithm}, seed {self.seed}"
@@ -85,7 +89,7 @@ def make(run: Combination, folder: Path, threads: int, episodes: int, tell: Tell
     result["command"] = shlex.join(["sdpg", *_command(run, Path("RUN"), taught and Path("TEACHER"), threads, False)])
     result |= {"algorithm": run.algorithm, "peak_mb": _peak(result), "teacher_minutes": _minutes(taught)}
     if taught is not None:
-        result["teacher_command"] = _began(taught)
+        result |= {"teacher_command": _began(taught), "teacher_env_steps": _env_steps(taught)}
     path = _kept(run, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result), encoding="utf-8")
@@ -104,10 +108,17 @@ def _kept(run: Combination, folder: Path) -> Path:
 
 
 def _finish(run: Combination, where: Path, teacher: Path | None, threads: int, tell: Tell) -> None:
-    """Train, or go on where it was interrupted; one that is finished is left alone."""
-    state = listing.look(where).state if (where / listing.CONFIG).exists() else None
-    if state != "finished":
-        _train(_command(run, where, teacher, threads, resume=state is not None), run, where, tell)
+    """Train, or go on where it was interrupted; one that is finished is left alone.
+
+    One that can't go on as if nothing had been is begun anew: it has no checkpoint yet, or its buffer is lost."""
+    there = (where / listing.CONFIG).exists()
+    if there and listing.look(where).state == "finished":
+        return
+    goes_on = there and any((where / "checkpoints").glob("[0-9]*")) and ALGORITHMS.load(run.algorithm).exact_resume
+    if there and not goes_on:
+        set_aside(where)
+        tell(f"{run}: interrupted, and can't go on exactly: it is begun anew", False)
+    _train(_command(run, where, teacher, threads, resume=goes_on), run, where, tell)
 
 
 def _teacher(run: Combination, folder: Path, threads: int, tell: Tell) -> Path | None:
@@ -155,6 +166,11 @@ def _train(command: list[str], run: Combination, where: Path, tell: Tell) -> Non
 def _minutes(where: Path | None) -> float:
     """That a run has taken; 0 of none."""
     return 0.0 if where is None or not where.is_dir() else listing.look(where).minutes or 0.0
+
+
+def _env_steps(where: Path) -> int:
+    """That a run has made, over all of its worlds."""
+    return int(curves.load(where)[1][-1]["Train/env_steps"])
 
 
 def _began(where: Path) -> str:
