@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sdpg.algos.api import Carry, Context, ImageShape, Policy, Shapes
 from sdpg.algos.dagger import Dagger, LabelBuffer
@@ -109,6 +110,28 @@ def test_updates_stop_when_a_batch_is_good_enough_but_not_too_early() -> None:
     assert updates(threshold=0.0) == 6.0
     assert updates(min_updates=5) == 5.0
     assert updates(seed_steps=9) == 0.0  # eight are there
+
+
+def test_one_lucky_batch_ends_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env("cartpole", 2, 0, seed=0, threads=1)
+    algo, _ = _algo(replace(TINY, threshold=0.5, min_updates=2, max_updates=6), env, "state")
+    errors, real = iter((1.0, 0.0, 1.0, 0.3, 0.3, 0.3)), F.mse_loss
+
+    def error(*pair: Tensor) -> Tensor:
+        return 0.0 * real(*pair) + next(errors)
+
+    monkeypatch.setattr(F, "mse_loss", error)
+    assert algo.update(algo.collect(env))["Train/updates"] == 5.0  # means of two: 0.5, 0.5, 0.65, 0.3
+
+
+def test_the_pace_of_a_run_is_timed_once_it_learns() -> None:
+    env = make_env("cartpole", 2, 0, seed=0, threads=1)
+    algo, _ = _algo(replace(TINY, seed_steps=16), env, "state")  # eight an iteration
+    warm = []
+    for _ in range(3):
+        warm.append(algo.warm)
+        algo.update(algo.collect(env))
+    assert warm == [False, False, True]
 
 
 def test_it_learns_to_do_what_the_teacher_does() -> None:

@@ -141,7 +141,7 @@ class AlgoCfg(ABC):
     exact_resume: ClassVar[bool] = True
 
     schedule_iterations: int = field(default=0, kw_only=True)
-    """Length of the learning-rate schedules; 0: the iterations of the run, or as many as --minutes will give."""
+    """Length of all schedules; 0: the iterations of the run, or as many as --minutes will give."""
     schedule_from: int = field(default=0, kw_only=True)
     """Iteration at which that length became known, if not at the start; recorded by runs with --minutes."""
 
@@ -174,6 +174,7 @@ class Algorithm(ABC):
     """collect -> update, once an iteration."""
 
     iteration: int = 0  # finished so far
+    warm: bool = True  # False while it only gathers: the time of such iterations says nothing about later ones
     cfg: AlgoCfg  # its options; a trainer replaces them once, when a run of some minutes knows its schedules' length
 
     @abstractmethod

@@ -76,6 +76,10 @@ class Dagger(NetworkAlgorithm):
         """Made when it is first used: one who evaluates needs none."""
         return LabelBuffer(self.cfg.buffer, self._first_seen, self._action_size)
 
+    @property
+    def warm(self) -> bool:  # type: ignore[override]
+        return len(self.buffer) >= max(1, self.cfg.seed_steps)
+
     def policy(self) -> Policy:
         return MeanPolicy(self.actor, None)
 
@@ -99,20 +103,21 @@ class Dagger(NetworkAlgorithm):
         return self.cfg.steps * env.num_nominal
 
     def update(self, batch: int) -> Metrics:
-        """Regression onto the teacher's actions until a batch's error is below the threshold."""
+        """Regression onto the teacher's actions until the error, a mean over some batches, is below the threshold."""
         cfg, buffer = self.cfg, self.buffer
         # Its own generator per iteration: the state of all randomness is the iteration number.
         generator = torch.Generator().manual_seed((self.seed << 32) + self.iteration)
         lr = linear_lr(self.iteration, cfg.schedule_iterations, cfg.lr, cfg.last_lr, cfg.schedule_from)
         losses: list[float] = []
         norms: list[float] = []
-        while len(buffer) >= max(1, cfg.seed_steps) and len(losses) < cfg.max_updates:
+        while self.warm and len(losses) < cfg.max_updates:
             ids = torch.randint(len(buffer), (cfg.batch,), generator=generator).to(self.device)
             mean, _ = self.actor({name: values[ids] for name, values in buffer.sources.items()})
             loss = F.mse_loss(torch.tanh(mean), buffer.labels[ids])
             norms.append(clipped_step(self.optimizer, [loss], lr, cfg.max_grad_norm))
             losses.append(loss.item())
-            if len(losses) >= cfg.min_updates and losses[-1] < cfg.threshold:
+            last = losses[-max(1, cfg.min_updates) :]
+            if len(losses) >= cfg.min_updates and sum(last) / len(last) < cfg.threshold:
                 break
         self.iteration += 1
         return {

@@ -29,7 +29,7 @@ class DaggerCfg(NetworkCfg):
     min_updates: int = 32
     """The fewest, however well the student does."""
     threshold: float = 0.1
-    """Mean squared error of a batch below which an iteration makes no more updates."""
+    """Mean squared error of the last min_updates batches below which an iteration makes no more updates."""
     batch: int = 128
     """Samples of an update."""
     lr: float = 2e-3

@@ -96,6 +96,11 @@ def divergence(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std:
     return (0.5 * ((2.0 * ratio).exp() + shift.square() - 1.0) - ratio).sum(-1)
 
 
+def _evenly(ids: Tensor, most: int) -> Tensor:
+    """At most `most` of them, spread over all."""
+    return ids[:: max(1, math.ceil(len(ids) / most))]
+
+
 def ascent_direction(weight: Tensor, noise: Tensor, std: Tensor, denominator: str) -> tuple[Tensor, Tensor]:
     """Where the mean and the log-std should go: 1/M sum_j w_j eps_j and 1/M sum_j w_j (eps_j^2 - 1) delta.
 
@@ -363,7 +368,9 @@ class Sdpg(NetworkAlgorithm):
             norm = clipped_step(self.actor_optimizer, parts(mine, count), lr, cfg.max_grad_norm, self.group)
             skipped += not math.isfinite(norm)
             norms.append(norm)
-        moved = {} if cfg.kl_target is None else {"Policy/kl": self._keep_pace(rollout, drawn[: cfg.actor_chunk])}
+        moved = (
+            {} if cfg.kl_target is None else {"Policy/kl": self._keep_pace(rollout, _evenly(drawn, cfg.actor_chunk))}
+        )
         means = torch.stack((rollout.log_std.exp().mean(), rollout.mean.abs().mean(), d_mean.square().mean()))
         std, size, ascent = (mean / self.group.size for mean in means.tolist())
         loss = sum(each / cfg.regression_steps for each in torch.stack(losses).tolist()) if losses else 0.0

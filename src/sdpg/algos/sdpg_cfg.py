@@ -157,6 +157,7 @@ class SdpgCfg(AlgoCfg):
             == "fixed"
             or self.final_std is None,
             "algo.final-gamma needs an algo.gamma below 1 to begin with": self.final_gamma is None or self.gamma < 1.0,
+            "algo.search-steps must be at most 16": self.search_steps <= 16,  # streams of noise, `exploration_noise`
             "algo.search-steps beyond 1 knows no algo.nominal-noise: give 0": self.search_steps == 1
             or not self.nominal_noise,
             "algo.search-steps beyond 1 knows no algo.branch-steps: give None": self.search_steps == 1

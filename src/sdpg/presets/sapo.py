@@ -1,4 +1,4 @@
-"""Presets of SAPO. `paper`: the values of its authors, with SHAC's number of worlds. `cpu`: fewer iterations."""
+"""Presets of SAPO. `paper`: the values of its authors. `cpu`: fewer iterations."""
 
 from __future__ import annotations
 
