@@ -15,8 +15,11 @@ from sdpg.rng import RowRng
 from sdpg.tasks import aloha_insertion
 from sdpg.tasks.aloha_insertion import (
     HIGH,
+    INSERTED,
     LEFT,
     LOW,
+    PEG_GRIP,
+    PEG_TIP,
     RIGHT,
     START_LEFT,
     START_PEG,
@@ -109,7 +112,8 @@ def test_rewards_of_the_start_pose(task):
     x = physics_of(task, at_start())
     left, right = (point[0, 0].tolist() for point in aloha_insertion._grippers(x))
     terms = terms_of(task, x, memory())
-    for name, hand, thing in (("reach_socket", left, START_SOCKET), ("reach_peg", right, START_PEG)):
+    grip = (START_PEG[0] + PEG_GRIP, *START_PEG[1:])
+    for name, hand, thing in (("reach_socket", left, START_SOCKET), ("reach_peg", right, grip)):
         assert terms[name] == pytest.approx(1 - 0.9 * (math.dist(hand, thing) - 0.001) / 0.3, abs=1e-4)
     assert (terms["posture_left"], terms["posture_right"], terms["no_table"]) == pytest.approx((0.3, 0.3, 0.3))
     entrance = (START_SOCKET[0] + 0.048, 0.0, START_SOCKET[2])
@@ -140,6 +144,38 @@ def test_rewards_at_the_goals_and_inside(task):
     assert all(task.measure(end, memory())[name].item() == 1.0 for name in ("success", "peg_lifted", "socket_lifted"))
     beside = physics_of(task, deep(0.088, off=0.05))
     assert terms_of(task, beside, memory())["insert"] == 0.0 and task.measure(beside, memory())["success"].item() == 0.0
+
+
+def test_a_tip_behind_the_socket_is_not_in_it(task):
+    """The peg turned round, on the socket's axis, its tip 4 mm behind the socket's back."""
+    qpos = at_start(peg=(-0.1, 0.0, 0.15), socket=(0.0, 0.0, 0.15))
+    qpos[3:7] = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    x = physics_of(task, qpos)
+    assert aloha_insertion._tip_in_socket(x)[0].item() == pytest.approx(0.1, abs=1e-6)
+    assert terms_of(task, x, memory())["insert"] == 0.0 and task.measure(x, memory())["success"].item() == 0.0
+
+
+def test_held_where_it_is_to_be_reached_the_peg_can_go_in_far_enough(task):
+    """Fingers are too wide for the socket: what is before them goes in."""
+    model, data = model_of(type(task)), mujoco.MjData(model_of(type(task)))
+    qpos = at_start()
+    qpos[RIGHT][:6] = torch.from_numpy(pose(task, "right", np.array([0.1, 0.0, 0.25]), qpos.numpy())[0])
+    qpos[RIGHT][6:] = PALM_GAP + 0.015  # around the peg
+    data.qpos[:] = qpos
+    mujoco.mj_forward(model, data)
+    pads = [data.geom(f"aloha/right/{finger}_pad") for finger in ("left", "right")]
+    half = model.geom("aloha/right/left_pad").size
+    front = min(pad.xpos[0] - np.abs(pad.xmat.reshape(3, 3)[0]) @ half for pad in pads)  # the right hand points to -x
+    outside = [abs(pad.xpos[1]) + np.abs(pad.xmat.reshape(3, 3)[1]) @ half for pad in pads]
+    assert min(outside) > 0.022 + 0.002, "a pad is wider than the socket"
+    site, free, reached = data.site("aloha/right/gripper").xpos, {}, []
+    for along in np.arange(-0.04, 0.0401, 0.01):  # of the peg, between the fingertips
+        qpos[:3] = torch.tensor((site[0] - along, site[1], site[2]))
+        x = physics_of(task, qpos)
+        free[terms_of(task, x, memory())["reach_peg"]] = front - (qpos[0].item() + PEG_TIP)
+        reached.append(task.measure(x, memory())["peg_reached"].item())
+    assert max(free) == pytest.approx(1.0, abs=1e-2) and free[max(free)] > INSERTED + 0.01
+    assert reached[-2] == 1.0 and reached[4] == 0.0  # 3 cm behind the middle; at the middle
 
 
 def test_lying_on_its_side_pays_nothing_for_upright(task):
@@ -234,6 +270,7 @@ def test_the_peg_fits_the_socket_when_driven_there():
     assert depths[0] < 0.0 < depths[-1]
     assert all(measures[name].item() == 1.0 for name in ("success", "peg_lifted", "socket_lifted")), (measures, depths)
     assert step.terms["insert"].item() > 6.0
+    assert step.terms["reach_peg"].item() > 0.95 and measures["peg_reached"].item() == 1.0
 
 
 def test_presets():

@@ -205,10 +205,25 @@ def test_the_actor_is_told_the_target_but_not_the_cube(task):
     here, there = (physics_of(task, at_start(cube=cube)) for cube in ((0.6, 0.0, 0.03), (0.5, 0.1, 0.3)))
     there.qvel[..., :6] = 1.0
     seen, other = (task.observe(x, memory()) for x in (here, there))
-    assert seen["proprio"].shape[-1] == 38 and seen["state"].shape[-1] == 66
+    assert seen["proprio"].shape[-1] == 38 and seen["state"].shape[-1] == 67
     assert torch.equal(seen["proprio"], other["proprio"]) and not torch.equal(seen["state"], other["state"])
     np.testing.assert_allclose(seen["proprio"][0, 0, -3:], TARGET)
     assert task.inputs["pixels"] == ("proprio", "pixels")
+
+
+def test_the_critic_knows_whether_the_cube_was_reached_and_the_actor_does_not(task):
+    x = physics_of(task, at_start())
+    before, after = (task.observe(x, memory(reached)) for reached in (False, True))
+    assert torch.equal(before["proprio"], after["proprio"])
+    assert torch.equal(before["state"][..., :-1], after["state"][..., :-1])
+    assert (before["state"][..., -1].item(), after["state"][..., -1].item()) == (0.0, 1.0)
+
+
+def test_lifted_is_three_and_a_half_centimetres_up(task):
+    for height, lifted in ((0.03 + 0.034, 0.0), (0.03 + 0.036, 1.0)):
+        x = physics_of(task, at_start(cube=(0.6, 0.0, height)))
+        assert task.measure(x, memory())["lifted"].item() == lifted
+        assert terms_of(task, x, memory())["lift"] == 3.0 * lifted
 
 
 def test_a_scripted_grasp_lifts_the_cube_to_the_target(task):

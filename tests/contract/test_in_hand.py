@@ -236,6 +236,20 @@ def test_one_goal_is_kept_and_counted_once(task):
         assert memory["smallest"].item() == pytest.approx(math.radians(smallest), abs=1e-3)
         torch.testing.assert_close(memory["goal"][0, 0], turned(X, 60.0))
     assert task.measure(x, memory)["success"].item() == 1.0
+    dropped = physics(task, home - torch.tensor((0.0, 0.0, 0.25)), turned(X, 60.0))
+    assert task.measure(dropped, memory)["success"].item() == 0.0  # it has to be kept, too
+
+
+@pytest.mark.parametrize("goals", [1, 3])
+def test_a_goal_is_reached_in_the_hand_and_not_on_the_way_down(task, goals):
+    task = type(task)(InHandCfg(goals=goals))
+    memory, home = memory_of(task, turned(X, 60.0)), torch.tensor(task.in_hand)
+    action = torch.zeros(1, 1, task.action_size)
+    for below, reached in ((0.10, 0.0), (0.07, 1.0)):
+        x = physics(task, home - torch.tensor((0.0, 0.0, below)), turned(X, 60.0))
+        assert not task.terminated(x, memory).any()
+        assert task.advance(x, memory, action, RowRng(0, torch.arange(1)))["reached"].item() == reached
+        assert task.reward(x, memory, action).get("goal", torch.zeros(1)).item() == (GOAL_BONUS * reached) * (goals > 1)
 
 
 def test_further_goals_follow_those_that_are_reached(task):
@@ -258,8 +272,21 @@ def test_further_goals_follow_those_that_are_reached(task):
 
 
 def test_the_bonus_is_worth_more_than_the_next_goal_costs():
-    most = (in_hand.GOAL_ANGLES[1] ** 2 - in_hand.REACHED**2) / (1.0 - 0.99)
-    assert most < GOAL_BONUS
+    """A cube that is just close enough to its goal, and the next one is farther on the same way."""
+    cube, goal = turned(X, 0.0), turned(X, math.degrees(in_hand.REACHED))
+    farther = multiply(turned(X, math.degrees(in_hand.GOAL_ANGLES[1])), goal)
+    before, after = (angle_between(cube, there).item() for there in (goal, farther))
+    assert (after**2 - before**2) / (1.0 - 0.99) == pytest.approx(372.0, abs=1.0)
+    assert (after**2 - before**2) / (1.0 - 0.99) < GOAL_BONUS
+
+
+def test_what_holding_pays_is_an_option(task):
+    upside_down, action = turned(X, 180.0), torch.zeros(1, 1, task.action_size)
+    x, memory = physics(task, torch.tensor(task.in_hand), upside_down), memory_of(task, turned(X, 0.0))
+    paper, kept = (
+        sum(type(task)(cfg).reward(x, memory, action).values()) for cfg in (InHandCfg(), InHandCfg(held=10.0))
+    )
+    assert paper.item() == pytest.approx(3.0 - math.pi**2, abs=1e-3) and kept.item() > 0.0
 
 
 def test_options_are_checked():

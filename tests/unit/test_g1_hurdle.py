@@ -185,6 +185,17 @@ def test_rewards_by_hand(task, model):
     assert aside["heading"] == pytest.approx(math.cos(0.3)) and aside["up"] == pytest.approx(0.1)
 
 
+def test_standing_on_a_hurdle_pays_no_more_than_beside_it(task, model):
+    top, middle = float(task.track.tops[4]), float(task.track.sides[:, 4].mean())
+    on_floor, on_hurdle, over_hurdle, low = (
+        terms(task, world(model, standing(x, z)))["height"]
+        for x, z in ((0.2, 0.757), (middle, 0.757 + top), (middle, 0.757), (middle, 0.65))
+    )
+    assert on_floor == pytest.approx(0.57, abs=1e-4) and on_hurdle == pytest.approx(on_floor, abs=1e-4)
+    assert over_hurdle == pytest.approx(0.0, abs=1e-6)  # to step over one costs nothing
+    assert low == pytest.approx(-0.5, abs=1e-4)  # 5 cm too low, whatever is below
+
+
 def test_limits(task, model):
     for height, over in ((0.59, True), (0.61, False), (0.99, False), (1.01, True)):
         assert ended(task, world(model, standing(z=height))) == over

@@ -4,7 +4,8 @@ Robot: MuJoCo Menagerie's franka_emika_panda. Numbers from the paper (list of re
 authors' released code. Deviations:
 1. The object is 4 x 4 x 6 cm, as in MuJoCo Playground; the code's 8 cm cube is as wide as the open gripper, so that it
    can't be grasped. Its density is the code's.
-2. It starts on the floor, and ranges are counted from there; the code's starts 5 mm inside the floor.
+2. It starts on the floor, and ranges are counted from there; the code's starts 5 mm inside the floor. It is lifted when
+   it is 3.5 cm higher, as in the code, whose object is larger.
 3. The grasp term pays while closed fingers touch the object, both of them; the code's can pay only for a gripper that
    is closed on nothing.
 4. The target is a part of what the actor is told, as the paper says, and is drawn; the code's actor can't know it.
@@ -14,7 +15,9 @@ authors' released code. Deviations:
    object from the start pose; the code's does not see objects in the nearer half.
 7. Hand, fingers, object and floor collide, by boxes and a capsule; the links of the arm collide with nothing.
 8. Whether the object was reached opens the gripper to the policy, as in the code; with --task.free-gripper it is the
-   policy's from the beginning, as on a robot, which can't know.
+   policy's from the beginning, as on a robot, which can't know. Rewards depend on it, too, so that it is in the state;
+   the code's critic does not know it.
+9. The solver makes at most 20 iterations a physics step; the code's, 50.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ REACHED = 0.02  # metres between that point and the object
 CLOSED_SUM = 0.045  # of both fingers' positions: what holds the object by its narrow sides is less open
 TOUCH = 0.0015  # metres between a finger and the object that count as touching
 FLOOR_CONTACT = 0.001
-LIFTED = 0.075  # height of the object
+LIFTED = CUBE_HALF[2] + 0.035  # height of the object
 AT_TARGET = 0.05
 WORKSPACE = 1.0
 
@@ -87,7 +90,8 @@ class FrankaPick(Task):
     State: arm positions 7, fingers 2, object's position 3 and quaternion 4, arm velocities 7, fingers 2, object's
     linear and angular velocity 6, point between the fingertips 3, last two rows of the hand's rotation 6 and of the
     object's 6, object from that point 3, target from the object 3, first two rows of the target's rotation minus the
-    object's 6, targets of the joints minus positions 8. Proprio: what of it is the robot's own, and the target 3.
+    object's 6, targets of the joints minus positions 8, whether the object was reached 1. Proprio: what of it is the
+    robot's own, and the target 3.
     """
 
     Cfg = FrankaPickCfg
@@ -96,7 +100,7 @@ class FrankaPick(Task):
     robot = "franka_emika_panda"
     action_meaning = "steps of the targets of seven joints and the gripper, 0.04 rad or m at 1"
     ends = "the object has left the table, or the hand touches the floor"
-    state_size = 66
+    state_size = 67
     timestep = 0.005
     substeps = 2  # 100 Hz
     episode_steps = 300
@@ -191,6 +195,7 @@ class FrankaPick(Task):
             memory["target"] - cube[..., :3],
             _turn_to_target(x),
             error,
+            memory["reached"][..., None].float(),
         )
         robot = (joints, velocities, point, hand_rows, error)
         return {"state": torch.cat(state, dim=-1), "proprio": torch.cat((*robot, memory["target"]), dim=-1)}

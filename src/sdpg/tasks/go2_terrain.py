@@ -78,7 +78,7 @@ COMMAND_STEPS = 200
 COMMAND_SPEED = 1.0  # metres a second at most, forward and to the side
 COMMAND_LEAST = 0.2  # less means: stand still
 FOOT_CLEARANCE = 0.09  # metres above the ground around it, of a foot that moves
-AIR_TIME = 0.5  # seconds from which on a step pays
+AIR_TIME = 0.25  # seconds from which on a step pays
 MAX_TILT = 0.4  # radians of roll and pitch beyond those of the ground
 STANDS = ((0.2, 0.15), (0.2, -0.15), (-0.2, 0.15), (-0.2, -0.15))  # where the ground's own tilt is looked up
 
@@ -158,7 +158,8 @@ class Go2Terrain(Task):
     2. The camera is fixed to the base, as the paper says (there: always looks along the world's +x;
        `--task.camera world`); it is 106 wide and 60 high, with 80 degrees horizontally (there: upright).
     3. Torque limits are symmetric (there: none below); the free base has no damping, friction or armature.
-    4. Air time counts once a step; the second difference of actions is one; foot clearance is above the ground now.
+    4. Air time counts once a step, and a step pays from 0.25 s in the air on (there: 0.5 s, counted twice a step, and
+       paid twice what is beyond); the second difference of actions is one; foot clearance is above the ground now.
     5. Who stands still is told neither to move nor to turn: velocity commands below 0.2 m/s (there: the turning rate
        came back in the next step).
     6. A fresh history is filled with the first frame (there: zeros).
@@ -172,6 +173,12 @@ class Go2Terrain(Task):
     12. Feet's velocities are those between two control steps.
     13. Heights are those of the triangles that feet stand on (there: the lowest of three nodes); who leaves the map is
         stopped.
+    14. Rough patches have a flat platform in the middle, like the others (there: none); slopes are pyramids with four
+        even sides (there: products of two ramps); heights are not rounded to 5 mm.
+    15. Feet have a friction of 1.0, whatever the ground's (there: 0.8, but the larger of the two counts, the ground's
+        1.0), and an impratio of 10, so that they creep less (there: none).
+    16. No command is drawn in an episode's last step: levels are judged by the last one that was followed (there: by
+        the new one).
     """
 
     Cfg = Go2TerrainCfg
@@ -351,7 +358,8 @@ class Go2Terrain(Task):
         disturbed = self.ranges.advance(memory, action, rng)
         velocity, heading = (fresh[:, None] for fresh in _draw_command(rng))  # (N, 1, 2), (N, 1)
         left = memory["until_command"] - 1  # (N, K)
-        due = left <= 0
+        # Not in the last step: levels are judged by the command that was followed.
+        due = (left <= 0) & (memory["steps"] + 1.0 != self.episode_steps)
         heading = torch.where(due, heading, memory["heading"])
         velocity = torch.where(due[..., None], velocity, memory["command"][..., :2])
         command = _command(velocity, heading, x.qpos)

@@ -5,6 +5,7 @@ Deviations:
 1. The paper calls the upper clip of the height term "a small tolerance"; the code uses 3 m, and published returns are
    comparable only with that.
 2. Two physics substeps of 5 ms per control step instead of one of 10 ms.
+3. The solver makes at most 20 iterations a physics step; the code's, 50.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Planar two-legged walker: run along +x.
 
 Numbers from the paper (reward and termination tables of the MuJoCo suite), the rest from its authors' released code.
-Deviation:
+Deviations:
 1. Two physics substeps of 5 ms per control step instead of one of 10 ms.
+2. The solver makes at most 20 iterations a physics step; the code's, 50.
 """
 
 from __future__ import annotations
