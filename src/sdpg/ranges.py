@@ -28,7 +28,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 # Options of runs, reports and benches: range -> their names.
 _OURS = {
     "at least 1": "draws num_nominal num_worlds environments iterations episodes repeats calls rounds steps batch "
-    "features width height points smooth checkpoint_every keep_checkpoints seeds observations buffer "
+    "features width height points smooth checkpoint_every keep_checkpoints seeds image_seeds observations buffer "
     "branch_steps",
     "at least 0": "times num_auxiliary warmup schedule_iterations schedule_from gl_seconds turn_seconds seconds",
     "positive": "minutes image_minutes budget memory_gb max_value deltas",

@@ -87,12 +87,14 @@ def _opens_in_a_browser(page: Path, folder: Path) -> None:
 
 
 def test_shares_add_up_to_the_budget() -> None:
-    what = (("cartpole",), ("state", "pixels"), ("sdpg", "drqv2"), 2)
+    what = (("cartpole",), ("sdpg", "drqv2"), {"state": 2, "pixels": 2})
     minutes = paper_runs.share_out(26.0, *what, {"state": 1.0, "pixels": 6.0})
     runs = paper_runs.plan(*what, minutes)
     assert sum(run.minutes for run in runs) == pytest.approx(26.0)
     assert minutes["pixels"] == pytest.approx(6.0 * minutes["state"])
     assert [run.seed for run in runs] == [10, 10, 10, 11, 11, 11]
+    fewer = paper_runs.plan(("cartpole",), ("sdpg", "drqv2"), {"state": 2, "pixels": 1}, minutes)
+    assert [(run.obs, run.seed) for run in fewer] == [("state", 10), ("pixels", 10), ("pixels", 10), ("state", 11)]
 
 
 def test_an_unknown_rival_is_told_before_anything_runs(tmp_path: Path) -> None:

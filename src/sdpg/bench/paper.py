@@ -33,6 +33,8 @@ class Options:
     """Which of the rivals; none: all of them."""
     seeds: int = 3
     """Runs of each method on each task."""
+    image_seeds: int | None = None
+    """The same from images, if it is another number."""
     minutes: float = 10.0
     """Of a run from state."""
     image_minutes: float = 60.0
@@ -59,7 +61,9 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
     matplotlib.use("Agg")
     require_in_range(vars(options))
     minutes = {kind: options.minutes if kind == "state" else options.image_minutes for kind in options.obs}
-    what = (options.tasks, options.obs, options.algorithms, options.seeds)
+    of_images = options.seeds if options.image_seeds is None else options.image_seeds
+    seeds = {kind: options.seeds if kind == "state" else of_images for kind in options.obs}
+    what = (options.tasks, options.algorithms, seeds)
     if options.budget is not None:
         minutes = paper_runs.share_out(options.budget, *what, minutes)
     planned = paper_runs.plan(*what, minutes)

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,27 +53,29 @@ class Combination:
 
 
 def plan(
-    tasks: Sequence[str], kinds: Sequence[str], algorithms: Sequence[str], seeds: int, minutes: dict[str, float]
+    tasks: Sequence[str], algorithms: Sequence[str], seeds: Mapping[str, int], minutes: Mapping[str, float]
 ) -> list[Combination]:
-    """Every run, teachers before their students. `minutes` by observation kind; no algorithms: all rivals."""
+    """Every run, teachers before their students. `seeds` and `minutes` go by kind; no algorithms: all rivals."""
     for name in algorithms:
         ALGORITHMS.load(name)  # an unknown one is told at once
     found = []
     for task in tasks:
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            for obs in sorted(kinds, key=lambda kind: kind != "state"):
+        for seed in range(FIRST_SEED, FIRST_SEED + max(seeds.values(), default=0)):
+            for obs in sorted(seeds, key=lambda kind: kind != "state"):
+                if seed >= FIRST_SEED + seeds[obs]:
+                    continue
                 rivals = [name for name in RIVALS.get(obs, RIVALS["pixels"]) if name in ALGORITHMS.targets()]
                 for name in [each for each in rivals if each in algorithms] if algorithms else rivals:
                     found.append(Combination(task, obs, name, seed, minutes[obs]))
     if not found:
-        raise SdpgError(f"no run to make: {', '.join(algorithms)} learn from none of {', '.join(kinds)}")
+        raise SdpgError(f"no run to make: {', '.join(algorithms)} learn from none of {', '.join(seeds)}")
     return found
 
 
-def share_out(budget: float, tasks: Sequence[str], kinds: Sequence[str], algorithms: Sequence[str], seeds: int,
-              minutes: dict[str, float]) -> dict[str, float]:  # fmt: skip
+def share_out(budget: float, tasks: Sequence[str], algorithms: Sequence[str], seeds: Mapping[str, int],
+              minutes: Mapping[str, float]) -> dict[str, float]:  # fmt: skip
     """Minutes of a run by kind, so that all runs together take `budget`; they keep the proportion of `minutes`."""
-    total = sum(run.minutes for run in plan(tasks, kinds, algorithms, seeds, minutes))
+    total = sum(run.minutes for run in plan(tasks, algorithms, seeds, minutes))
     return {kind: value * budget / total for kind, value in minutes.items()}
 
 
