@@ -380,7 +380,7 @@ def test_bad_wishes_in_plain_words() -> None:
 
 
 CACHED = """
-from sdpg.render.compiled import jit
+from sdpg.compiled import jit
 
 @jit
 def double(x):

@@ -10,7 +10,9 @@ import pytest
 from helpers.runs import SRC
 
 LAYERS = [
-    set("types camera pipeline names rng errors ranges plugins distributed warp_engine machine".split()),
+    set(
+        "types camera pipeline names rng errors ranges plugins distributed warp_engine machine compiled workers".split()
+    ),
     {"sim", "render", "nn", "tasks"},  # do not see each other
     {"env", "episodes"},
     {"algos"},

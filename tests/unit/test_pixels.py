@@ -16,7 +16,8 @@ from sdpg.algos.sdpg import Sdpg, SdpgCfg
 from sdpg.build import make_env, views_of
 from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
-from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, image_cost, scaled, use_bfloat16
+from sdpg.nn.encoders import LAYERS, Convolutions, Depth, Pixels, image_cost, use_bfloat16
+from sdpg.nn.scaling import _by_operations, scaled
 from sdpg.render.api import Image, View
 from sdpg.render.choose import make_renderer
 from sdpg.render.stack import FrameStacks
@@ -205,6 +206,22 @@ def test_motion_is_shown_as_changes_between_frames(frames: int) -> None:
     torch.testing.assert_close(moving.convolutions(seen), expected, rtol=1e-4, atol=1e-5)
     moving.convolutions(seen).sum().backward()
     assert moving.convolutions[0].weight.grad.any()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("halved", [True, False])
+@pytest.mark.parametrize("shape", [(1, 3, 84, 84), (5, 9, 37, 40), (130, 3, 21, 18)])
+def test_loops_scale_bytes_as_operations_do(shape: tuple[int, ...], halved: bool, threads: int) -> None:
+    image = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found, turned = scaled(image, halved), scaled(image.transpose(2, 3), halved)  # which is not contiguous
+    finally:
+        torch.set_num_threads(before)
+    expected = _by_operations(image, halved)
+    assert torch.equal(found, expected) and torch.equal(turned, expected.transpose(2, 3))
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("task", ["hopper", "walker"])

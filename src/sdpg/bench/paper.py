@@ -142,9 +142,9 @@ def _write(
     parts = [
         f"<p>{options.episodes} deterministic episodes of every last policy, each to its end. Every seed is a dot; "
         "bars are interquartile means with 95 % bootstrap intervals. Commands and machines are at the end.</p>",
-        "<p>Curves show episodes of training: those of sdpg from images and of dagger are of policies without noise, all "
-        "others of policies with theirs. Environment steps are those of all worlds, branches and perturbed ones among "
-        "them; a student's minutes and steps include its teacher's.</p>",
+        "<p>Curves show episodes of training: those of dagger, and of sdpg from images, are without noise, all others "
+        "with theirs. Environment steps are those of all worlds, branches and perturbed ones among them; a student's "
+        "minutes and steps include its teacher's.</p>",
         "<h2>Returns</h2>", _table(tables["final"]),
         "<h2>Memory</h2>", _table(tables["memory"]),
         *(f"<h2>{html.escape(name)}</h2>\n{_image(path, name)}" for name, path in drawn.items()),

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from sdpg.nn.encoders import HALVED, Convolutions, convolutions, scaled
+from sdpg.nn.encoders import HALVED, Convolutions, convolutions
 from sdpg.nn.modules import linear
+from sdpg.nn.scaling import scaled
 
 
 class ImageEncoder(nn.Module):

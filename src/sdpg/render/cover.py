@@ -12,7 +12,7 @@ from math import ceil, floor, sqrt
 
 import numpy as np
 
-from sdpg.render.compiled import inline_jit, jit
+from sdpg.compiled import inline_jit, jit
 
 LANES = 8  # pixels that are worked on at once
 PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 1, 2, 3, 4, 5, 6  # mjtGeom; MESH and SDF are more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
-from sdpg.render.compiled import jit
+from sdpg.compiled import jit
 from sdpg.render.meshes import Triangles
 
 _FLAT = 1e-6  # metres by which heights of a plane may differ from it

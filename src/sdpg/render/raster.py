@@ -32,8 +32,8 @@ from sdpg.render.shade import shade
 from sdpg.render.surfaces import shade_surfaces
 from sdpg.render.triangles import cover_triangles
 from sdpg.render.views import check_views, obstacle
-from sdpg.render.workers import Workers
 from sdpg.types import MOCAP
+from sdpg.workers import Workers
 
 _SKIPPED = ("CONTACT", "CONSTRAINT", "ACTUATION", "SENSOR")  # of mjtDisableBit: poses do not need them
 _POSES = {"geom_xpos": 3, "geom_xmat": 9, "cam_xpos": 3, "cam_xmat": 9, "light_xpos": 3, "light_xdir": 3}

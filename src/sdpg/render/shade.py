@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdpg.render.compiled import inline_jit, jit
+from sdpg.compiled import inline_jit, jit
 
 PLANE = 0  # mjtGeom
 DIRECTIONAL = 1  # mjtLightType

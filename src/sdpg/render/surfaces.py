@@ -18,7 +18,7 @@ from math import pi
 
 import numpy as np
 
-from sdpg.render.compiled import inline_jit, jit
+from sdpg.compiled import inline_jit, jit
 
 PLANE, CAPSULE, ELLIPSOID, CYLINDER, BOX = 0, 3, 4, 5, 6  # mjtGeom
 SPOT, DIRECTIONAL = 0, 1  # mjtLightType; any other shines from a point in all directions

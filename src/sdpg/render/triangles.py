@@ -15,7 +15,7 @@ from math import ceil, floor, inf, sqrt
 
 import numpy as np
 
-from sdpg.render.compiled import inline_jit, jit
+from sdpg.compiled import inline_jit, jit
 
 LEAF = 48  # triangles of a leaf at most
 DETAIL = 0.25  # of a pixel: the error that a level of detail may have

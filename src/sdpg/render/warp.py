@@ -22,9 +22,9 @@ from sdpg.errors import SdpgError
 from sdpg.render.api import Image, View
 from sdpg.render.own import Rows, varied
 from sdpg.render.views import check_views
-from sdpg.render.workers import Workers
 from sdpg.types import MOCAP
 from sdpg.warp_engine import engine, in_order, numbered
+from sdpg.workers import Workers
 
 _STATE = ("qpos", *MOCAP)  # fields of Data that decide what is seen
 

@@ -23,7 +23,7 @@ class Workers:
 
         helpers = min(self.threads, len(jobs)) - 1
         if helpers > 0 and self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads - 1, thread_name_prefix="sdpg-render")
+            self._pool = ThreadPoolExecutor(self.threads - 1, thread_name_prefix="sdpg-worker")
         busy = [self._pool.submit(work) for _ in range(helpers)] if self._pool else []
         try:
             work()

@@ -1,4 +1,4 @@
-"""How the rasteriser's loops are compiled.
+"""How loops over pixels are compiled.
 
 Each of its files is compiled by itself and calls no compiled function of another: numba's cache notices a change of
 the file that a function is in, and no other.
