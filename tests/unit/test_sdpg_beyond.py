@@ -42,6 +42,7 @@ def test_the_papers_preset_has_none_of_them(task: str, obs: str) -> None:
         "kl_target",
         "critic_branches",
         "regression_steps",
+        "guide_passes",
     ):
         assert getattr(algo, name) == getattr(default, name)
 
@@ -129,6 +130,67 @@ def test_a_slow_policy_is_let_go_faster_again_and_a_checkpoint_knows_its_pace() 
     other, _ = _make(kl_target=1e9)
     other.load_state_dict(algo.state_dict())
     assert other.pace.item() == pytest.approx(0.75)
+
+
+# --- a guide that remembers -------------------------------------------------------------------------------------------
+
+
+def _guided(**options: Any) -> tuple[Sdpg, Rollout, Tensor, Tensor]:
+    """An algorithm, a rollout, where its actions climb, and all of its places."""
+    algo, env = _make(guide_passes=1, critic_batch=10_000, output_gain=0.1, **options)
+    rollout = algo.collect(env)
+    climbed = (rollout.mean + algo.direction(rollout, algo._returns(rollout)[0], None)[0]).flatten(0, 1)
+    return algo, rollout, climbed, torch.arange(len(climbed))
+
+
+def test_the_guide_learns_what_was_climbed_and_what_the_policy_did_not_follow_yet() -> None:
+    """One full-batch step of plain gradient descent towards mu + b (g - mu) + d; the policy is regressed onto g."""
+    algo, rollout, climbed, every = _guided(guide_memory=0.25, max_grad_norm=math.inf)
+    state, mean = algo.normalizers["state"](rollout.state[:, :, 0]).flatten(0, 1), rollout.mean.flatten(0, 1)
+    twin = copy.deepcopy(algo.guide)
+    target = climbed + 0.25 * (twin(state).detach() - mean)
+    (twin(state) - target).square().mean().backward()
+    algo.guide_optimizer = torch.optim.SGD(algo.guide.parameters(), lr=1.0)
+    said, metrics = algo._update_guide(rollout, climbed, every, 0.1, torch.Generator())
+    behind = (twin(state) - mean).square().mean().sqrt().item()
+    assert metrics["Policy/behind"] == pytest.approx(behind, rel=1e-5)
+    for old, new in zip(twin.parameters(), algo.guide.parameters(), strict=True):
+        assert old.grad is not None
+        torch.testing.assert_close(old.detach() - 0.1 * old.grad, new.detach(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(said, algo.guide(state).detach())
+
+
+@pytest.mark.parametrize(("memory", "ahead"), [(0.0, 1.0), (0.5, 2.0), (0.9, 10.0)])
+def test_of_a_policy_that_stands_still_the_guide_is_ahead_by_as_much_as_it_remembers(
+    memory: float, ahead: float
+) -> None:
+    """The same directions again and again add up to d / (1 - b)."""
+    algo, rollout, _, every = _guided(guide_memory=memory, critic_widths=(64,), actor_widths=(64,))
+    mean = rollout.mean.flatten(0, 1)
+    for _ in range(1500):
+        said, _ = algo._update_guide(rollout, mean + 0.02, every, 5e-3, torch.Generator())
+    torch.testing.assert_close(said - mean, torch.full_like(mean, 0.02 * ahead), atol=0.004, rtol=0.1)
+
+
+def test_the_policy_is_regressed_onto_what_the_guide_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    (guided, env), (plain, _) = _make(guide_passes=1, output_gain=0.1), _make(output_gain=0.1)
+    rollout = guided.collect(env)
+    said = rollout.mean + torch.linspace(-0.3, 0.3, rollout.mean.numel()).view_as(rollout.mean)
+    monkeypatch.setattr(guided, "_update_guide", lambda *asked: (said.flatten(0, 1), {}))
+    guided.update(rollout)
+    plain.update(replace(rollout, searched=said))
+    for mine, theirs in zip(guided.actor.parameters(), plain.actor.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_checkpoint_has_the_guide() -> None:
+    (algo, env), (other, _) = _make(guide_passes=1), _make(guide_passes=1)
+    algo.update(algo.collect(env))
+    other.load_state_dict(copy.deepcopy(algo.state_dict()))
+    rollout = algo.collect(env)
+    assert algo.update(rollout) == other.update(rollout)
+    for mine, theirs in zip(algo.guide.parameters(), other.guide.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 # --- what the critic learns from --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from sdpg.env import BranchedEnv
 from sdpg.errors import SdpgError
 from sdpg.nn.declared import EncoderOptions, make_critic, make_normalizers, policy_encoders
 from sdpg.nn.encoders import use_bfloat16
-from sdpg.nn.modules import Actor, moments
+from sdpg.nn.modules import Actor, Guide, moments
 from sdpg.rng import RowRng
 from sdpg.types import Metrics, Rollout
 
@@ -177,6 +177,11 @@ class Sdpg(NetworkAlgorithm):
             "critic_optimizer": self.critic_optimizer,
             "temperature_optimizer": self.temperature_optimizer,
         }
+        if cfg.guide_passes:
+            size = obs.state.shape[-1], env.task.action_size
+            self.guide = Guide(*size, cfg.actor_widths, cfg.output_gain, generator).to(self.device)
+            self.guide_optimizer = torch.optim.Adam(self.guide.parameters(), lr=cfg.actor_lr, fused=True)
+            self.modules["guide"], self.optimizers["guide_optimizer"] = self.guide, self.guide_optimizer
 
     # -- acting
 
@@ -342,6 +347,9 @@ class Sdpg(NetworkAlgorithm):
             lr = cosine_lr(self.iteration, cfg.schedule_iterations, lr, cfg.actor_lr_min, cfg.warmup, cfg.schedule_from)
         lr *= self.pace.item()
         every = places(~rollout.failed[..., 0], self.group)  # what a nominal saw before it failed may not be finite
+        guided: Metrics = {}
+        if cfg.guide_passes:
+            mean, guided = self._update_guide(rollout, mean, every, lr, generator)
         samples, temperature = len(every), self.log_temperature.exp().item() if cfg.entropy else 0.0
         losses: list[Tensor] = []
         norms, skipped = [], 0
@@ -383,8 +391,33 @@ class Sdpg(NetworkAlgorithm):
             "Policy/mean_std": sums["std"],
             "Policy/mean_abs": sums["abs"],
             "Policy/ascent": math.sqrt(sums["ascent"]),
+            **guided,
             **moved,
         }
+
+    def _update_guide(
+        self, rollout: Rollout, climbed: Tensor, every: Tensor, lr: float, generator: torch.Generator
+    ) -> tuple[Tensor, Metrics]:
+        """Where the guide says that actions should be, once it has learned where they climb: (T N, A) each.
+
+        g <- mu + b (g - mu) + d: what the policy did not follow yet is not forgotten."""
+        cfg = self.cfg
+        state = self.normalizers["state"](rollout.state[:, :, 0]).flatten(0, 1)  # (T N, D)
+        mean, log_std = rollout.mean.flatten(0, 1), rollout.log_std.flatten(0, 1)
+        with torch.no_grad():
+            behind = self.guide(state) - mean
+            target, _ = self._bounded(climbed + cfg.guide_memory * behind, log_std)
+        for _ in range(cfg.guide_passes):
+            order = torch.randperm(len(every), generator=generator, device="cpu")
+            for ids, count in batches(every[order], cfg.critic_batch, self.device):
+                loss = F.mse_loss(self.guide(state[ids]), target[ids], reduction="sum") / (count * target.shape[-1])
+                clipped_step(self.guide_optimizer, [loss], lr, cfg.max_grad_norm, self.group)
+        with torch.no_grad():
+            said, _ = self._bounded(self.guide(state), log_std)
+        sound = ~rollout.failed[..., 0].flatten()
+        square = behind[sound].square().mean().item() if sound.any() else 0.0
+        sums = self.group.sums({"behind": square / self.group.size})
+        return said, {"Policy/behind": math.sqrt(sums["behind"])}
 
     @torch.no_grad()
     def _keep_pace(self, rollout: Rollout, drawn: Tensor) -> float:

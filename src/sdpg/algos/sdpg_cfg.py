@@ -108,6 +108,12 @@ class SdpgCfg(AlgoCfg):
     """KL divergence of the policy after an iteration from that before it, which the learning rate is led to: times 2/3
     beyond twice as much, times 3/2 below half as much, never beyond its schedule. None: as scheduled. Beyond the
     paper."""
+    guide_passes: int = 0
+    """Passes over an iteration's samples, in batches of critic_batch, by which a small network g of the privileged
+    state, the guide, learns where actions should go; the policy is then regressed onto g(s). Noise averages out in it,
+    where an encoder of images learns each sample's by heart. 0: no guide, as in the paper."""
+    guide_memory: float = 0.9
+    """Share b of what the policy did not follow yet that stays a target: the guide learns mu + b (g - mu) + d."""
     search_steps: int = 1
     """How often the actions of a segment climb before the policy is regressed onto them. For each beyond the first, the
     segment is played again from its start, with the improved actions and new noise: guided policy search."""
@@ -142,10 +148,11 @@ class SdpgCfg(AlgoCfg):
         ranges = {
             "at least 1": "horizon branch_steps search_steps regression_steps critic_passes critic_batch actor_chunk "
             "encoder_features actor_widths critic_widths vector_widths",
-            "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches",
+            "at least 0": "stakes nominal_noise warmup output_gain temperature_lr actor_lr_min critic_branches "
+            "guide_passes",
             "positive": "initial_std final_std temperature target_std mean_bound actor_lr critic_lr max_grad_norm "
             "reward_scale kl_target",
-            "between 0 and 1": "lam",
+            "between 0 and 1": "lam guide_memory",
             "in (0, 1]": "gamma regression_fraction",
             "in [0, 1)": "target_decay final_gamma",
         }
@@ -174,8 +181,9 @@ class SdpgCfg(AlgoCfg):
             cost = self._image_cost(image)
             activations += image.bytes + 4 * cost.kept  # drawn from the segment as bytes; as floats
             parameters += cost.parameters
-        for mlp in (*shapes.vector_mlps(self.vector_widths), *shapes.state_mlps, *shapes.state_mlps):  # and the target
-            parameters += multiply_adds(mlp)
+        guide = [self._guide_widths(shapes)] if self.guide_passes else []
+        for mlp in (*shapes.vector_mlps(self.vector_widths), *shapes.state_mlps, *shapes.state_mlps, *guide):
+            parameters += multiply_adds(mlp)  # of the critic twice: its target
         networks = 4 * 4 * parameters  # weights, gradients, two moments
         passes = activations * min(self.actor_chunk, t * shapes.num_nominal)
         # A checkpoint's copy of the networks is made when the passes are over.
@@ -193,9 +201,15 @@ class SdpgCfg(AlgoCfg):
         samples = t * n * (shapes.branches if self.critic_branches else 1)  # that the critic learns from
         steps = self.critic_passes * math.ceil(samples * ranks / self.critic_batch)
         passes = self.regression_steps * math.ceil(drawn / self.actor_chunk)
+        guiding = self.guide_passes * math.ceil(t * n * ranks / self.critic_batch)
+        guide = self.guide_passes * t * n * multiply_adds(self._guide_widths(shapes))
         return {
             "acting": Work(t, t * n * actor),
-            "actor update": Work(passes, self.regression_steps * drawn * actor, self.regression_steps * several),
+            "actor update": Work(
+                passes + guiding,
+                self.regression_steps * drawn * actor + guide,
+                (self.regression_steps + guiding) * several,
+            ),
             "critic update": Work(steps, self.critic_passes * samples * critic, steps * several),
         }
 
@@ -209,6 +223,9 @@ class SdpgCfg(AlgoCfg):
         actor = sum(encoded) + multiply_adds((features, *self.actor_widths, shapes.action))
         critic = sum(map(multiply_adds, shapes.state_mlps))
         return actor, critic + multiply_adds((shapes.critic_inputs, *self.critic_widths, 1))
+
+    def _guide_widths(self, shapes: Shapes) -> tuple[int, ...]:
+        return (shapes.state, *self.actor_widths, shapes.action)
 
     def _image_cost(self, image: ImageShape) -> ImageCost:
         shape = (image.channels, image.height, image.width)

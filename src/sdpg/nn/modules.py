@@ -166,3 +166,17 @@ class Critic(nn.Module):
             pieces = zip(self.parts.values(), state.split(self.sizes, dim=-1), strict=True)
             state = torch.cat([encoder(piece) for encoder, piece in pieces], dim=-1)
         return self.value(self.trunk(state)).squeeze(-1)
+
+
+class Guide(nn.Module):
+    """Where actions should be, pre-tanh, by the privileged state, normalised."""
+
+    def __init__(self, state_size: int, action_size: int, widths: Sequence[int], gain: float,
+                 generator: torch.Generator):  # fmt: skip
+        super().__init__()
+        self.trunk = trunk(state_size, widths, generator)
+        self.mean = linear(widths[-1] if widths else state_size, action_size, generator, gain)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(..., D) -> (..., A)"""
+        return self.mean(self.trunk(state))
