@@ -102,7 +102,11 @@ _SEEING_RUNNER = Delta(
         "regression_fraction": 1.0 / 32.0,
     },
 )
-CPU_PIXELS = robots.CPU_PIXELS | {"cartpole": Delta({"iterations": 240})}
+CPU_PIXELS = robots.CPU_PIXELS | {
+    "cartpole": Delta({"iterations": 240}),
+    "ant": Delta({"iterations": 1200}),  # what an hour or two of one core has time for
+    "humanoid": Delta({"iterations": 1600}),
+}
 
 
 def delta(task: str, preset: str, obs: str) -> Delta:
