@@ -45,10 +45,12 @@ class PlayOptions(_Watch):
     """Film a policy beside what its camera sees: `sdpg play RUN --video out.mp4`, `sdpg play TASK --policy random`."""
 
     video: str | None = None
-    """The mp4 to write; out.mp4 if neither this nor --frames is given."""
+    """The mp4 or gif to write; out.mp4 if neither this nor --frames is given."""
     frames: str | None = None
     """Write PNG images into this folder instead."""
     episodes: int = 2
+    seconds: float | None = None
+    """No more than so much of the scene's time."""
     json: bool = False
     """One JSON object on standard output."""
 
@@ -65,7 +67,7 @@ def play(argv: Argv) -> int:
     else:
         policy, env = player.simple_policy(options.policy, subject, options.seed)
     result: dict[str, Any] = {}
-    images = film.frames(policy, env, options.episodes, options.size, result, progress("filming"))
+    images = film.frames(policy, env, options.episodes, options.size, result, progress("filming"), options.seconds)
     stride = film.frame_stride(env)
     target = Path(options.frames or options.video or "out.mp4")
     if options.frames is not None:
@@ -77,7 +79,7 @@ def play(argv: Argv) -> int:
     if options.json:
         print_json(result)
     else:
-        returns = ", ".join(f"{value:.1f}" for value in result["returns"])
+        returns = ", ".join(f"{value:.1f}" for value in result["returns"]) or "of no whole episode"
         print(f"{target}: {result['images']} images, returns {returns}")
     return 0
 

@@ -5,6 +5,7 @@ Drawn by the renderers of training, so it needs no OpenGL and no display; encode
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import chain
@@ -23,15 +24,27 @@ from sdpg.types import Progress
 from sdpg.watch.player import Player
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
+GIF_FPS = 16  # at most: a page is to load it quickly
+GIF_COLOURS = 64
 
 
 def frames(
-    policy: Policy, env: BranchedEnv, episodes: int, size: int, summary: dict[str, Any], progress: Progress = iter
+    policy: Policy,
+    env: BranchedEnv,
+    episodes: int,
+    size: int,
+    summary: dict[str, Any],
+    progress: Progress = iter,
+    seconds: float | None = None,
 ) -> Iterator[np.ndarray]:
-    """Images (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`."""
+    """Images (H, W, 3) uint8, every `stride`-th step; returns and lengths of the episodes go to `summary`. No more than
+    `seconds` of the scene's time, if given: an episode that was not over then is not among them."""
     player, stride = Player(policy, env, third_person(env, size)), frame_stride(env)
     finished: list[tuple[float, int]] = []
-    for _ in progress(range(episodes * env.task.episode_steps)):
+    steps = episodes * env.task.episode_steps
+    if seconds is not None:
+        steps = min(steps, max(1, round(seconds / env.task.step_seconds)))
+    for _ in progress(range(steps)):
         if player.steps % stride == 0:
             yield player.image()
         if (ended := player.step()) is not None:
@@ -60,7 +73,7 @@ def frame_stride(env: BranchedEnv) -> int:
 
 
 def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
-    """H.264 in an mp4; the number of images. Written aside: an earlier film stays until this one is whole."""
+    """H.264 in an mp4, or a GIF; the number of images. Written aside: an earlier film stays until this one is whole."""
     import imageio_ffmpeg
 
     if path.is_dir():
@@ -68,7 +81,8 @@ def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
             f"'{path}' is a folder; give --video a file in it, such as {path / 'out.mp4'}, or --frames {path}"
         )
     first = next(images)
-    aside = path.with_name(f".{path.name}")
+    gif = path.suffix.lower() == ".gif"
+    aside = path.with_name(f".{path.stem}.mp4" if gif else f".{path.name}")
     count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +96,8 @@ def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
                 count += 1
         if _images_in(aside) != count:  # ffmpeg does not say that a disk was full
             raise OSError("images are missing")
+        if gif:
+            aside = _as_gif(aside, min(fps, GIF_FPS))
         aside.replace(path)
     except OSError as error:
         raise SdpgError(f"the video '{path}' can't be written; give another --video, or --frames DIR") from error
@@ -89,6 +105,21 @@ def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
         with suppress(OSError):  # where nothing could be written, there is nothing to remove
             aside.unlink()
     return count
+
+
+def _as_gif(film: Path, fps: float) -> Path:
+    """The same film in few colours, beside it and in place of it."""
+    import imageio_ffmpeg
+
+    made = film.with_suffix(".gif")
+    colours = f"fps={fps},split[a][b];[a]palettegen=max_colors={GIF_COLOURS}[p];[b][p]paletteuse=dither=none"
+    words = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "quiet", "-i", str(film), "-vf", colours, str(made)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL)
+    film.unlink()
+    if done.returncode:
+        made.unlink(missing_ok=True)
+        raise OSError("ffmpeg has failed")
+    return made
 
 
 def _images_in(path: Path) -> int:
