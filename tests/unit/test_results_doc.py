@@ -14,6 +14,26 @@ from sdpg.bench import plot
 LINES = [line for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.endswith(".json` |")]
 
 
+ROBOTS = re.findall(r"^\| `([\w-]+\.json)` \| (.*) \|$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("file", "told"), ROBOTS, ids=[file for file, _ in ROBOTS])
+def test_line_of_a_robot_that_sees(file: str, told: str) -> None:
+    results = ROOT / "benchmarks" / "results"
+    result = json.loads((results / "robots" / file).read_text())
+    untrained = json.loads((results / "untrained" / f"{result['task']}-zero.json").read_text())
+    found = result["evaluation"]
+    task, seen, seed, minutes, iterations, returned, measures = told.split(" | ")
+    assert (task, seen, int(seed)) == (result["task"], result["obs"], result["seed"])
+    assert (minutes, int(iterations)) == (f"{found['train_seconds'] / 60:.1f}", found["iteration"])
+    both = [numbers["return"]["mean"] for numbers in (found, untrained)]
+    assert returned == f"{both[0]:,.0f} ({both[1]:,.0f})"
+    for measure in measures.split(", "):
+        name, value, before = re.fullmatch(r"(\w+) (-?[\d.]+) \((-?[\d.]+)\)", measure).groups()  # type: ignore[union-attr]
+        means = [numbers["measures"][name]["mean"] for numbers in (found, untrained)]
+        assert [value, before] == [f"{mean:.2f}" for mean in means]
+
+
 def test_there_are_tables() -> None:
     assert len(LINES) >= 10
 

@@ -24,8 +24,8 @@ from sdpg.types import Progress
 from sdpg.watch.player import Player
 
 MAX_FPS = 50  # of a video; faster control is shown at every second, third ... step
-GIF_FPS = 16  # at most: a page is to load it quickly
-GIF_COLOURS = 64
+GIF_FPS = 12.5  # at most: a page is to load it quickly, and GIFs know hundredths of a second
+GIF_COLOURS = 32
 
 
 def frames(
@@ -87,7 +87,12 @@ def write_video(path: Path, images: Iterator[np.ndarray], fps: float) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = imageio_ffmpeg.write_frames(
-            str(aside), first.shape[1::-1], fps=fps, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
+            str(aside),
+            first.shape[1::-1],
+            fps=fps,
+            macro_block_size=2,
+            quality=10 if gif else 7,
+            ffmpeg_log_level="quiet",
         )
         with closing(writer):
             writer.send(None)
