@@ -8,6 +8,7 @@ import pytest
 from helpers.arms import need_scene
 from helpers.task_facts import PAGE, asked, wanted
 
+from sdpg.presets import resolve
 from sdpg.tasks.registry import BUILT_IN
 
 TEXT = PAGE.read_text()
@@ -38,5 +39,9 @@ def test_costs_are_those_of_the_file(line: str) -> None:
         (row,) = result["rows"]
         assert told[1:] == [f"{row[f'{part}_cpu_ratio_to_native']:.2f}" for part in ("sim", "env")]
     else:
-        sizes = [str(result[name]) for name in ("num_nominal", "horizon")]
-        assert told[1:] == [result["obs"], *sizes, f"{100 * result['rendering_share']:.1f} %"]
+        worlds = result["num_nominal"], result["num_auxiliary"]
+        preset = resolve(result["task"], obs=result["obs"])
+        assert worlds == (preset.num_nominal, preset.num_auxiliary)
+        assert told[1:4] == [result["obs"], f"{worlds[0]} x {worlds[1]}", str(result["horizon"])]
+        assert told[4:] == [f"{result['iteration_seconds']:.1f} s", f"{100 * result['rendering_share']:.1f} %"]
+        assert result["rendering_share"] < 0.2
