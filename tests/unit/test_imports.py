@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +79,8 @@ def test_only_the_command_line_prints(path: Path) -> None:
 
 def test_files_stay_readable() -> None:
     assert not {str(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 500}
+
+
+def test_what_learns_without_images_does_not_load_their_compiler() -> None:
+    told = "import sys, sdpg.algos.sdpg, sdpg.algos.drqv2, sdpg.build; print('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "False\n"

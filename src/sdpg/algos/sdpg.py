@@ -415,9 +415,9 @@ class Sdpg(NetworkAlgorithm):
         with torch.no_grad():
             said, _ = self._bounded(self.guide(state), log_std)
         sound = ~rollout.failed[..., 0].flatten()
-        square = behind[sound].square().mean().item() if sound.any() else 0.0
-        sums = self.group.sums({"behind": square / self.group.size})
-        return said, {"Policy/behind": math.sqrt(sums["behind"])}
+        numbers = behind[sound]  # of which ranks have different numbers
+        sums = self.group.sums({"square": numbers.square().sum().item(), "count": numbers.numel()})
+        return said, {"Policy/behind": math.sqrt(sums["square"] / max(1.0, sums["count"]))}
 
     @torch.no_grad()
     def _keep_pace(self, rollout: Rollout, drawn: Tensor) -> float:

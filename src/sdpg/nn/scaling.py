@@ -7,14 +7,14 @@ times, and convolutions on CPUs want the channels last. On CPUs it is a compiled
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sdpg.compiled import jit
 from sdpg.workers import Workers
 
 _WHOLE, _HALVED = 1.0 / 255.0, 1.0 / (4 * 255.0)
@@ -46,7 +46,7 @@ def _by_operations(x: Tensor, halved: bool) -> Tensor:
 def _by_loops(image: np.ndarray, result: np.ndarray, halved: bool) -> None:
     """By as many threads as torch has."""
     global _workers
-    loop, n = _halve if halved else _scale, len(image)
+    loop, n = _compiled(_halve if halved else _scale), len(image)
     threads = torch.get_num_threads()
     if threads == 1 or n < _WORTH:
         loop(image, result)
@@ -58,7 +58,13 @@ def _by_loops(image: np.ndarray, result: np.ndarray, halved: bool) -> None:
     _workers.run([partial(loop, image[piece], result[piece]) for piece in pieces])
 
 
-@jit
+@cache
+def _compiled(loop: Callable[..., None]) -> Any:
+    from sdpg.compiled import jit  # 60 MB, which policies without images can do without
+
+    return jit(loop)
+
+
 def _halve(image: Any, result: Any) -> None:
     """(B, C, H, W) bytes -> (B, H / 2, W / 2, C) floats."""
     n, channels, _, _ = image.shape
@@ -76,7 +82,6 @@ def _halve(image: Any, result: Any) -> None:
                     result[b, y, x, c] = line[c, x]
 
 
-@jit
 def _scale(image: Any, result: Any) -> None:
     """(B, C, H, W) bytes -> (B, H, W, C) floats."""
     n, height, width, channels = result.shape
