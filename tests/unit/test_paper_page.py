@@ -17,6 +17,7 @@ from PIL import Image
 
 from sdpg.bench import machine, memory, paper, paper_figures, paper_runs
 from sdpg.bench.paper_runs import Combination
+from sdpg.errors import SdpgError
 from sdpg.run import listing
 
 VOID = ("meta", "img", "br", "hr", "link")
@@ -105,6 +106,35 @@ def test_gradients_from_state_and_from_pixels_are_not_mixed(tmp_path: Path, monk
     runs = [result("hopper", "state", "sdpg"), result("hopper", "pixels", "sdpg"), result("hopper", "state", "sapo")]
     paper_figures.gradient_norms(tmp_path, [*runs, result("hopper", "state", "ppo")])
     assert drawn == [("hopper from state", "sdpg"), ("hopper from state", "sapo"), ("hopper from pixels", "sdpg")]
+
+
+def test_a_page_is_drawn_of_kept_results_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_runs, "make", lambda *rest: pytest.fail("a run was made"))
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    others = [("hopper", "pixels", "dreamer", 10), ("ant", "state", "sdpg", 10), ("hopper", "depth", "ppo", 10)]
+    for each in [
+        ("hopper", "state", "ppo", 11),
+        ("hopper", "state", "sdpg", 10),
+        ("hopper", "state", "ppo", 10),
+        *others,
+    ]:
+        made = {"kind": "learning"} | result(*each)
+        (kept / f"{'-'.join(map(str, each))}.json").write_text(json.dumps(made))
+    (kept / "other.json").write_text('{"kind": "memory"}')
+    options = paper.Options(draw=kept, environments=(), out=out)
+    assert paper.run(options)["runs"] == 4
+    with (out / "tables" / "final.csv").open() as file:
+        rows = [(row["sees"], row["algorithm"], row["every seed"]) for row in csv.DictReader(file)]
+    assert rows == [("state", "sdpg", "110"), ("state", "ppo", "110, 111"), ("pixels", "dreamer", "110")]
+    with pytest.raises(SdpgError, match=r"has no result of walker: give another --draw or --tasks"):
+        paper.run(paper.Options(("walker",), draw=kept, out=out))
+
+
+def test_a_method_has_one_colour_in_all_figures() -> None:
+    places = {name: paper_figures._places(names).index(name) for names in paper_runs.RIVALS.values() for name in names}
+    assert len(set(places.values())) == len(places) <= 10
+    assert paper_figures._places(["sapo", "sdpg"]).index("sapo") == places["sapo"]
 
 
 def test_what_was_evaluated_in_fewer_episodes_is_not_taken(tmp_path: Path) -> None:

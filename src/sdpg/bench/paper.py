@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdpg.bench import machine, memory, paper_figures, paper_runs, smoothing
-from sdpg.bench.paper_runs import Combination, Tell
+from sdpg.bench import machine, memory, paper_figures, paper_runs, plot, smoothing
+from sdpg.bench.paper_runs import Tell
 from sdpg.errors import SdpgError
 from sdpg.ranges import require_in_range
 from sdpg.report.compare import html_table
@@ -47,6 +47,9 @@ class Options:
     """CPU threads; 0: all cores."""
     environments: tuple[int, ...] = (64, 256, 1024)
     """Numbers of worlds at which the memory of images is measured; none: it is not."""
+    draw: Path | None = None
+    """A folder of results that earlier calls kept: the page is made of all of them, of whatever seeds and minutes, and
+    nothing is trained."""
     out: Path = Path("runs/paper")
     """Folder of runs, results, figures, tables and index.html."""
 
@@ -60,14 +63,7 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
 
     matplotlib.use("Agg")
     require_in_range(vars(options))
-    minutes = {kind: options.minutes if kind == "state" else options.image_minutes for kind in options.obs}
-    of_images = options.seeds if options.image_seeds is None else options.image_seeds
-    seeds = {kind: options.seeds if kind == "state" else of_images for kind in options.obs}
-    what = (options.tasks, options.algorithms, seeds)
-    if options.budget is not None:
-        minutes = paper_runs.share_out(options.budget, *what, minutes)
-    planned = paper_runs.plan(*what, minutes)
-    results, failed = _all(planned, options, tell)
+    results, failed = _kept(options) if options.draw else _trained(options, tell)
     if not results:
         raise SdpgError(f"no run came to an end: {failed[0][1]}")
     page = _write(options, results, _scaling(options, failed, tell), failed)
@@ -82,15 +78,36 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _all(planned: Sequence[Combination], options: Options, tell: Tell) -> tuple[list[Any], list[tuple[str, str]]]:
+def _kept(options: Options) -> tuple[list[Any], list[tuple[str, str]]]:
+    """What the folder `draw` has of these tasks, kinds and algorithms, in the order in which runs are made."""
+    assert options.draw is not None
+    who = {obs: options.algorithms or paper_runs.rivals(obs) for obs in options.obs}
+    order = [(task, obs, name) for task in options.tasks for obs in options.obs for name in who[obs]]
+    kept: dict[tuple[str, ...], list[Any]] = {what: [] for what in order}
+    for result in plot.load(options.draw):  # of other tasks and kinds there may be some, too
+        kept.get((result["task"], result["obs"], result.get("algorithm", "")), []).append(result)
+    wanted = [result for what in order for result in sorted(kept[what], key=lambda each: each["seed"])]
+    if not wanted:
+        raise SdpgError(f"'{options.draw}' has no result of {', '.join(options.tasks)}: give another --draw or --tasks")
+    return wanted, []
+
+
+def _trained(options: Options, tell: Tell) -> tuple[list[Any], list[tuple[str, str]]]:
+    minutes = {kind: options.minutes if kind == "state" else options.image_minutes for kind in options.obs}
+    of_images = options.seeds if options.image_seeds is None else options.image_seeds
+    seeds = {kind: options.seeds if kind == "state" else of_images for kind in options.obs}
+    what = (options.tasks, options.algorithms, seeds)
+    if options.budget is not None:
+        minutes = paper_runs.share_out(options.budget, *what, minutes)
+    planned = paper_runs.plan(*what, minutes)
     results: list[Any] = []
     failed: list[tuple[str, str]] = []
     there = [paper_runs.taken(each, options.out, options.episodes) is not None for each in planned]
     left = sum(each.minutes for each, done in zip(planned, there, strict=True) if not done)
     tell(f"{len(planned)} runs: {sum(there)} are there, {len(planned) - sum(there)} are left", False)
     for i, (each, done) in enumerate(zip(planned, there, strict=True), 1):
-        what = "taken as it is" if done else f"{each.minutes:.1f} minutes"
-        tell(f"{i} of {len(planned)}: {each}, {what}; {left:.0f} minutes left in all", False)
+        how = "taken as it is" if done else f"{each.minutes:.1f} minutes"
+        tell(f"{i} of {len(planned)}: {each}, {how}; {left:.0f} minutes left in all", False)
         try:
             results.append(paper_runs.make(each, options.out, options.threads, options.episodes, tell))
         except SdpgError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpg.bench.paper_runs import STUDENT, TEACHER
+from sdpg.bench.paper_runs import RIVALS, STUDENT, TEACHER
 from sdpg.report import curves
 from sdpg.report.spread import interquartile_mean, interval
 
@@ -26,6 +26,7 @@ PAPER_MEMORY = {
     "humanoid": {"sdpg": 10.5, "ppo": 50, "drqv2": 11.6, "dreamer": 10.9, "dagger": 10.7},
 }
 AXES = {"minutes": "minutes", "env_steps": "environment steps", "images": "rendered images"}
+EVERYONE = tuple(dict.fromkeys(name for names in RIVALS.values() for name in names))
 HURDLES = ("walker_hurdle", "g1_hurdle")
 
 
@@ -63,7 +64,7 @@ def learning(folder: Path, results: Sequence[Result]) -> dict[str, Path]:
         size = (4.0 * (len(shown) + 1), 3.8)
         figure, grid = plt.subplots(1, len(shown) + 1, figsize=size, squeeze=False, layout="constrained")
         for axes, axis in zip(grid[0], shown, strict=False):
-            curves.draw(axes, drawn[axis], labels)
+            curves.draw(axes, drawn[axis], _places(labels))
             axes.set(xlabel=AXES[axis], ylabel="return, while training")
         _dots(grid[0, -1], mine, labels)
         handles, names = grid[0, 0].get_legend_handles_labels()
@@ -77,11 +78,12 @@ def _dots(axes: Any, results: Sequence[Result], labels: Sequence[str]) -> None:
     """Evaluated return: every seed a dot, the interquartile mean a bar with its interval."""
     for i, label in enumerate(labels):
         values = [r["evaluation"]["return"]["mean"] for r in results if r["algorithm"] == label]
-        color, _ = curves.look_of(i)
+        color, _ = curves.look_of(_places(labels).index(label))
         middle, (low, high) = interquartile_mean(values), interval(values)
         axes.errorbar([i], [middle], [[middle - low], [high - middle]], fmt="_", ms=16, color=color, capsize=4)
         axes.plot([i] * len(values), values, "o", ms=4, color=color, alpha=0.6)
     axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="return, evaluated")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))  # lengths are to be compared
     axes.tick_params(axis="x", rotation=30)
     axes.grid(alpha=0.25)
 
@@ -125,7 +127,7 @@ def _panels(
     tasks, labels = list(dict.fromkeys(r["task"] for r in kept)), _labels(kept)
     figure, grid = plt.subplots(1, len(tasks), figsize=(5.0 * len(tasks), 3.6), squeeze=False, layout="constrained")
     for axes, task in zip(grid[0], tasks, strict=True):
-        curves.draw(axes, lines([r for r in kept if r["task"] == task], axis, column), labels)
+        curves.draw(axes, lines([r for r in kept if r["task"] == task], axis, column), _places(labels))
         axes.set(title=task, xlabel=axis if axis == "minutes" else f"{axis}s", ylabel=caption)
         axes.set_yscale("log" if log else "linear")
         axes.legend(fontsize=7)
@@ -225,6 +227,11 @@ def _last(result: Result, name: str) -> float:
 
 def _labels(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(result["algorithm"] for result in results))
+
+
+def _places(labels: Sequence[str]) -> Sequence[str]:
+    """By which they get their colours: a method has the same one in every figure."""
+    return [*EVERYONE, *labels] if set(labels) & set(EVERYONE) else labels
 
 
 def file_name(task: str) -> str:

@@ -52,6 +52,11 @@ class Combination:
         return f"{self.task} from {self.obs}, {self.algorithm}, seed {self.seed}"
 
 
+def rivals(obs: str) -> list[str]:
+    """Who learns from what is seen, of the algorithms that are there."""
+    return [name for name in RIVALS.get(obs, RIVALS["pixels"]) if name in ALGORITHMS.targets()]
+
+
 def plan(
     tasks: Sequence[str], algorithms: Sequence[str], seeds: Mapping[str, int], minutes: Mapping[str, float]
 ) -> list[Combination]:
@@ -64,8 +69,7 @@ def plan(
             for obs in sorted(seeds, key=lambda kind: kind != "state"):
                 if seed >= FIRST_SEED + seeds[obs]:
                     continue
-                rivals = [name for name in RIVALS.get(obs, RIVALS["pixels"]) if name in ALGORITHMS.targets()]
-                for name in [each for each in rivals if each in algorithms] if algorithms else rivals:
+                for name in [each for each in rivals(obs) if each in algorithms] if algorithms else rivals(obs):
                     found.append(Combination(task, obs, name, seed, minutes[obs]))
     if not found:
         raise SdpgError(f"no run to make: {', '.join(algorithms)} learn from none of {', '.join(seeds)}")
