@@ -1,7 +1,8 @@
-"""Every line of the tables in docs/results.md says what the file that it names says."""
+"""Every line of the tables of results in docs/ says what the file that it names says."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 
@@ -9,10 +10,10 @@ import pytest
 from helpers.options_table import ROOT
 from PIL import Image
 
-from sdpg.bench import plot
+from sdpg.bench import paper, paper_figures, plot
 
-LINES = [line for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.endswith(".json` |")]
-
+PAGES = [(ROOT / "docs" / name).read_text() for name in ("results.md", "experiments.md")]
+LINES = [line for page in PAGES for line in page.splitlines() if line.endswith(".json` |")]
 
 ROBOTS = re.findall(r"^\| `([\w-]+\.json)` \| (.*) \|$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE)
 
@@ -53,6 +54,17 @@ def test_line(line: str) -> None:
     assert survived == f"{100 * found['survived']:.0f} %"
     forward = found["reward_per_step"].get("forward")
     assert speed == ("" if forward is None else f"{forward:.2f} m/s")
+
+
+def test_rivals() -> None:
+    results = paper.kept(paper.Options(draw=ROOT / "benchmarks" / "results" / "rivals"))
+    with (ROOT / "docs" / "paper" / "tables" / "final.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [[str(cell) for cell in row] for row in paper_figures.final_table(results)]
+    _, *rows = paper_figures.memory_table(results)
+    assert len(rows) >= 9
+    for task, *cells in rows:
+        assert task == "hopper"
+        assert f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |\n" in PAGES[0]
 
 
 @pytest.mark.parametrize(("obs", "name"), [("state", "learning.png"), ("both", "pixels.png")])

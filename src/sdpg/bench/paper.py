@@ -63,7 +63,7 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
 
     matplotlib.use("Agg")
     require_in_range(vars(options))
-    results, failed = _kept(options) if options.draw else _trained(options, tell)
+    results, failed = (kept(options), []) if options.draw else _trained(options, tell)
     if not results:
         raise SdpgError(f"no run came to an end: {failed[0][1]}")
     page = _write(options, results, _scaling(options, failed, tell), failed)
@@ -78,18 +78,18 @@ def run(options: Options, tell: Tell = _silent) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _kept(options: Options) -> tuple[list[Any], list[tuple[str, str]]]:
+def kept(options: Options) -> list[Any]:
     """What the folder `draw` has of these tasks, kinds and algorithms, in the order in which runs are made."""
     assert options.draw is not None
     who = {obs: options.algorithms or paper_runs.rivals(obs) for obs in options.obs}
     order = [(task, obs, name) for task in options.tasks for obs in options.obs for name in who[obs]]
-    kept: dict[tuple[str, ...], list[Any]] = {what: [] for what in order}
+    found: dict[tuple[str, ...], list[Any]] = {what: [] for what in order}
     for result in plot.load(options.draw):  # of other tasks and kinds there may be some, too
-        kept.get((result["task"], result["obs"], result.get("algorithm", "")), []).append(result)
-    wanted = [result for what in order for result in sorted(kept[what], key=lambda each: each["seed"])]
+        found.get((result["task"], result["obs"], result.get("algorithm", "")), []).append(result)
+    wanted = [result for what in order for result in sorted(found[what], key=lambda each: each["seed"])]
     if not wanted:
         raise SdpgError(f"'{options.draw}' has no result of {', '.join(options.tasks)}: give another --draw or --tasks")
-    return wanted, []
+    return wanted
 
 
 def _trained(options: Options, tell: Tell) -> tuple[list[Any], list[tuple[str, str]]]:

@@ -83,7 +83,8 @@ def _dots(axes: Any, results: Sequence[Result], labels: Sequence[str]) -> None:
         axes.errorbar([i], [middle], [[middle - low], [high - middle]], fmt="_", ms=16, color=color, capsize=4)
         axes.plot([i] * len(values), values, "o", ms=4, color=color, alpha=0.6)
     axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="return, evaluated")
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))  # lengths are to be compared
+    low, high = axes.get_ylim()
+    axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(min(0.0, low), 1.05 * high))  # heights are to be compared
     axes.tick_params(axis="x", rotation=30)
     axes.grid(alpha=0.25)
 
