@@ -230,9 +230,8 @@ def _draw_leaf(corners, leaf, before, m, turn, height, width, g, z, ids, tri, ro
     a leaf, and of a triangle only numbers are handed on: handing over an array costs more than a small triangle.)"""
     ends, all_x, all_y, all_z = corners
     begin, end = ends[leaf], ends[leaf + 1]
-    px, py, iw, keep = room
     xs, ys, zs = all_x[3 * begin : 3 * end], all_y[3 * begin : 3 * end], all_z[3 * begin : 3 * end]
-    many = end - begin
+    (px, py, iw, keep), many = room, end - begin
     _project(xs, ys, zs, m, px, py, iw)
     if before:
         _keep(
