@@ -84,7 +84,7 @@ def _dots(axes: Any, results: Sequence[Result], labels: Sequence[str]) -> None:
         axes.plot([i] * len(values), values, "o", ms=4, color=color, alpha=0.6)
     axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="return, evaluated")
     low, high = axes.get_ylim()
-    axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(min(0.0, low), 1.05 * high))  # heights are to be compared
+    axes.set(xlim=(-0.5, len(labels) - 0.5), ylim=(min(0.0, low), max(0.0, 1.05 * high)))  # 0 in view
     axes.tick_params(axis="x", rotation=30)
     axes.grid(alpha=0.25)
 
